@@ -56,6 +56,7 @@ tutorials: $(READY)  ## what pages show of programs, written again: outputs of t
 	@$(PY) -m tests.support.tutorials
 	@$(PY) docs/commands.py
 	@$(PY) docs/forms.py
+	@$(PY) docs/catalogue.py
 	@$(PY) docs/recipes.py
 	@$(PY) docs/diagrams.py
 

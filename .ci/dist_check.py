@@ -25,6 +25,7 @@ assert importlib.resources.files("ckptzoo").joinpath("py.typed").is_file()
 files = {str(file) for file in importlib.metadata.files("ckptzoo")}
 assert any(name.endswith("licenses/LICENSE") for name in files) and "builders/recipes/toy.toml" in files
 assert "builders/cards/mnist-optunet/card.toml" in files and "ckptzoo/explorer/web/bundle/explorer.js" in files
+assert "ckptzoo/schema/catalogue.toml" in files and len(ckptzoo.catalogue()) > 12
 assert not any(name.startswith(("tests/", "cards/", "benchmarks/")) for name in files)
 rng = np.random.default_rng(0)
 arch = ckptzoo.archs.architecture("mlp-2-2-1")

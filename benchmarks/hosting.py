@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
-from ckptzoo.server.access import CONTRIBUTE, ROLES, WRITE, Subject, Target, TokenLimits, may
+from ckptzoo.server.access import CONTRIBUTE, ROLES, WRITE, AccessTarget, Subject, TokenLimits, may
 from ckptzoo.server.service import Service, database_of
 from ckptzoo.server.store import repositories
 from ckptzoo.server.store.accounts import subject_of
@@ -182,7 +182,7 @@ def decisions(root: Path) -> dict[str, float]:
     """Microseconds of a decision, and of one with what the account may read from the database."""
     namespaces = {f"lab{number}": ROLES[number % 4] for number in range(100)}
     subject = Subject("ada", {**namespaces, "ada": "admin"}, {1: WRITE}, TokenLimits(CONTRIBUTE, "lab1"))
-    target = Target("lab1/zoo", 1, private=True)
+    target = AccessTarget("lab1/zoo", 1, private=True)
     count = 20_000
     pure = milliseconds(lambda: [may(subject, WRITE, target) for _ in range(count)])
     database = database_of(root)

@@ -29,7 +29,7 @@ import ckptzoo
 from benchmarks.layers_report import machine
 from ckptzoo import archs, learning
 from ckptzoo.derive import declare
-from ckptzoo.learning.augment import Draw, element_keys, id_hashes
+from ckptzoo.learning.augment import ElementDraw, element_keys, id_hashes
 
 ROOT = Path(__file__).resolve().parent.parent
 MLP, OPTUNET = "mlp-784-64-64-10", "optunet"
@@ -109,7 +109,7 @@ def made_zoo(folder: Path, arch: str, members: int) -> ckptzoo.Zoo:
 def drawing(zoo: ckptzoo.Zoo, augment: learning.Augment, batch_size: int) -> float:
     """Seconds in which the elements of one epoch are drawn."""
     assert zoo.symmetry is not None
-    draw, hashes = Draw.of(zoo.symmetry, augment), id_hashes(zoo.ids)
+    draw, hashes = ElementDraw.of(zoo.symmetry, augment), id_hashes(zoo.ids)
     began = time.perf_counter()
     for start in range(0, len(zoo), batch_size):
         draw(element_keys(hashes[start : start + batch_size], 0, 0, 0))

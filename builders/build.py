@@ -47,6 +47,7 @@ _WAIT_SECONDS = 2.0
 UNIT_SECONDS = 300.0
 """Approximate seconds of a unit with an engine that trains one member at a time; one member may take longer."""
 AnyUnit = TypeVar("AnyUnit", bound=Unit)
+# a wheel has the cards in ``builders/cards``, a checkout beside ``builders`` (pyproject.toml, sources of the wheel)
 _INSTALLED_CARDS, _CHECKOUT_CARDS = (Path(__file__).parents[above] / "cards" for above in (0, 1))
 CARDS = _INSTALLED_CARDS if _INSTALLED_CARDS.is_dir() else _CHECKOUT_CARDS
 """The cards of published zoos, by the name of their recipe; a wheel has them beside the recipes."""
@@ -72,11 +73,9 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Settled:
-    """The work of a build.
-
-    ``plan`` is None where nothing is to be done; ``units`` are those of the plan that the zoo lacks, and ``held``
-    counts the members of the recipe that the zoo holds, retracted ones included.
+class BuildWork:
+    """The work of a build. ``plan`` is None where nothing is to be done; ``units`` are those of the plan that the zoo
+    lacks, and ``held`` counts the members of the recipe that the zoo holds, retracted ones included.
     """
 
     plan: BuildPlan | None
@@ -118,9 +117,7 @@ class TrainingOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class BuildRequest:
-    """The arguments of ``build`` and ``builders.shared.plan``; derived classes build other members, which have seeds
-    too.
-    """
+    """The arguments of ``build`` and ``builders.shared.plan``; derived classes build other members with seeds."""
 
     recipe: Recipe
     source: sources.Source
@@ -160,7 +157,7 @@ class BuildRequest:
         create_zoo(root, recipe, card_of(root, recipe))
         return cls(recipe, source, root, members, steps, first_seed, device, unit_size, engine, threads)
 
-    def settle(self, build_folder: BuildFolder, measure_size: Callable[[str], int]) -> Settled:
+    def settle(self, build_folder: BuildFolder, measure_size: Callable[[str], int]) -> BuildWork:
         """Settle the plan, or find that of the unfinished build, and the units that the zoo lacks.
 
         The build folder is locked. ``measure_size`` maps an engine's name to the members of a unit; it is called where
@@ -169,6 +166,7 @@ class BuildRequest:
         Raises ZooError: the arguments do not fit the zoo, or an unfinished build there.
         """
         contents = read_zoo(self.root, self.recipe)
+        # looked for before seeds are allotted: a plan's units may be in the zoo already, and its folder is still there
         unfinished = build_folder.settle_plan(None, BuildPlan)
         present, taken = seeds_of(contents, self.recipe)
         held = engines_held(contents, self.recipe)
@@ -176,7 +174,7 @@ class BuildRequest:
             require_engine(held, self.engine, location=str(self.root), prefix=self.recipe.prefix)
         seeds = self.lacking_seeds(present, taken)
         if not seeds and unfinished is None:
-            return Settled(None, (), len(present))
+            return BuildWork(None, (), len(present))
         engine = engine_for(
             held,
             recipe=self.recipe,
@@ -203,7 +201,7 @@ class BuildRequest:
         )
         plan = build_folder.settle_plan(wanted, BuildPlan)
         assert plan is not None
-        return Settled(plan, tuple(lacking_units(self.root, contents, self.recipe, plan)), len(present))
+        return BuildWork(plan, tuple(lacking_units(self.root, contents, self.recipe, plan)), len(present))
 
     @property
     def transpositions(self) -> tuple[int, ...]:
@@ -280,8 +278,10 @@ def build_requested(
             build_folder, trainer_of(plan.engine), plan.engine, save_seconds, should_stop, meter, plan
         )
         steps_taken, seconds = train_all(job, units, console)
+        # ends the threads of trainers and NVML before files are merged
         opened.close()
         part, count = merge_units(root, build_folder, units, plan.keep_steps)
+        # last: a process that is killed before finds its units in the zoo, and adds none of them twice
         build_folder.remove()
     write_page(root)
     added = sum(len(unit.seeds) for unit in units)
@@ -289,9 +289,7 @@ def build_requested(
 
 
 def train_all(job: UnitTraining, units: Sequence[Unit], console: Console) -> tuple[int, float]:
-    """Train units, and wait for those that other processes hold; return the steps of all members taken here, and their
-    seconds.
-    """
+    """Train units, and wait for those of others; return the steps of all members taken here, and their seconds."""
     steps, seconds = job.train(units, console)
     while waiting := [unit for unit in units if not job.is_finished(unit)]:
         holders = [job.claims.holder(unit.name) for unit in waiting]
@@ -307,22 +305,23 @@ def train_all(job: UnitTraining, units: Sequence[Unit], console: Console) -> tup
 
 def code_version() -> str:
     """Return the versions that bits depend on besides the recipe, the data and the device."""
+    # the rest of torch's version names its build, such as +cpu
     return f"ckptzoo {ckptzoo.__version__}, torch {torch.__version__.partition('+')[0]}"
 
 
 def lacking_units(root: Path, contents: Contents, recipe: Recipe, plan: BuildPlan) -> list[Unit]:
     """Return the units of a plan that the zoo lacks; raises as ``units_to_build``."""
+    # a unit is in the zoo with all of its checkpoints or none, since a part is added whole
     ids = {unit: _ids(recipe, unit, plan.keep_steps) for unit in plan.units}
     return units_to_build(root.name, contents.raw, ids)
 
 
 def default_size(trainer: Trainer, engine: str, counter: Counter) -> int:
-    """Return the members of a unit: as many as take about ``UNIT_SECONDS`` where one is trained at a time, measured by
-    some steps.
-    """
+    """Return the members of a unit: those of about ``UNIT_SECONDS``, measured, where one is trained at a time."""
     if not trainer.one_at_a_time:
         return default_unit_size(trainer.source, str(trainer.data_source.device), engine)
     timed = time_steps(trainer, lambda: trainer.start(range(trainer.threads)), trainer.recipe.steps, counter)
+    # whole rounds of the threads, of which each trains a member
     members = UNIT_SECONDS * timed.steps_per_second / trainer.recipe.steps
     return trainer.threads * max(1, round(members / trainer.threads))
 
@@ -339,6 +338,7 @@ def create_zoo(root: Path, recipe: Recipe, card: ckptzoo.Card) -> None:
         try:
             ckptzoo.create(root, arch=recipe.arch, card=card, symmetry=archs.symmetry(recipe.architecture))
         except ZooError:
+            # ``create`` publishes a folder under its name at once, so what is there is whole
             # another process may have made it meanwhile
             if not (root / layout.ZOO).exists():
                 raise
@@ -348,6 +348,7 @@ def card_of(root: Path, recipe: Recipe) -> ckptzoo.Card:
     """Return the recipe's published card, if it is trained in full, without its pictures, which show another zoo."""
     path = CARDS / recipe.name / CARD_TOML
     if path.is_file() and recipe.name in names() and Recipe.load(recipe.name).digest == recipe.digest:
+        # a shortened recipe has another digest: the published card does not describe its networks
         return replace(ckptzoo.Card.from_toml(path), name=root.name, pictures=())
     return ckptzoo.Card(root.name, summary=recipe.summary, dataset=recipe.dataset)
 
@@ -374,8 +375,8 @@ def seeds_of(contents: Contents, recipe: Recipe) -> tuple[set[int], set[int]]:
         if digest == recipe.digest and seed is not None and member == member_id(recipe, seed):
             present.add(seed)
         else:
-            found = (pattern.fullmatch(text) for text in (name, member) if text is not None)
-            taken.update(int(match[1]) for match in found if match)
+            matches = (pattern.fullmatch(text) for text in (name, member) if text is not None)
+            taken.update(int(match[1]) for match in matches if match)
     return present, taken - present
 
 

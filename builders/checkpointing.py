@@ -63,10 +63,7 @@ StopRequested = Callable[[], bool]
 
 @dataclass(frozen=True)
 class Unit:
-    """Members that are trained together and appear in the zoo together.
-
-    Its name is the value of the ``unit`` column; no other unit of the zoo has it, because no seed is allotted twice.
-    """
+    """Members that are trained together and appear in the zoo together, under one value of the ``unit`` column."""
 
     name: str
     seeds: tuple[int, ...]
@@ -99,15 +96,13 @@ class BuildPlan:
 
     @property
     def units(self) -> list[Unit]:
-        """The units of the plan, in order."""
         pieces = [self.seeds[start : start + self.unit_size] for start in range(0, len(self.seeds), self.unit_size)]
         return [Unit(f"{self.prefix}-{piece[0]:06d}-{piece[-1]:06d}", piece) for piece in pieces]
 
 
 class BuildFolder:
-    """The folder of one build, locked by one process; made by ``locked_build_folder``.
-
-    ``plan_digest`` is that of its plan, which its files name; by default it is computed from the plan in the folder.
+    """The folder of one build, locked by one process; made by ``locked_build_folder``. ``plan_digest`` is that of its
+    plan, which its files name; by default it is computed from the plan in the folder.
     """
 
     def __init__(self, folder: Path, plan_digest: str | None = None) -> None:
@@ -181,9 +176,7 @@ class BuildFolder:
         return self._state(unit).name
 
     def saved_file(self, unit: Unit) -> Path | None:
-        """Return the file with the unit's saved state, if there is one; raises as ``restore``, except for damaged
-        tensors.
-        """
+        """Return the unit's saved state, if there is one; raises as ``restore``, except for damaged tensors."""
         path = self._state(unit)
         return None if work_files.read_facts(path, self._of_state(unit)) is None else path
 
@@ -196,25 +189,25 @@ class BuildFolder:
             return 0
 
     def save(self, unit: Unit, state: TrainingState, spent: Spent) -> None:
-        """Replace the unit's saved state."""
         arrays = {f"weights/{name}": _array(tensor) for name, tensor in state.weights.items()}
         arrays |= {f"momentum/{name}": _array(tensor) for name, tensor in state.momentum.items()}
         arrays |= {f"extra/{name}": _array(tensor) for name, tensor in state.extra.items()}
+        # safetensors has texts alone as metadata; repr of a float reads back as the same float
         facts = {"step": str(state.step), "seconds": repr(spent.seconds), "joules": json.dumps(spent.joules)}
         self.write(self._state(unit).name, work_files.sealed(arrays, facts | self._of_state(unit)))
 
     def restore(self, unit: Unit, state: TrainingState) -> Spent:
         """Bring a fresh state to where the unit was saved, if it was; return the time and energy spent until then.
-
         Raises IntegrityError: the file is damaged, or of another unit or plan.
         """
-        found = work_files.read(self._state(unit), self._of_state(unit))
-        if found is None:
+        saved = work_files.read(self._state(unit), self._of_state(unit))
+        if saved is None:
             return Spent()
-        arrays, facts = found
+        arrays, facts = saved
         for kind, tensors in (("weights", state.weights), ("momentum", state.momentum), ("extra", state.extra)):
             for name, tensor in tensors.items():
                 tensor.copy_(torch.from_numpy(arrays[f"{kind}/{name}"]))
+        # the tensors were checked against the digest before, so a state is restored whole or not at all
         state.step = int(facts["step"])
         return Spent(float(facts["seconds"]), json.loads(facts["joules"]))
 
@@ -225,22 +218,17 @@ class BuildFolder:
         self.write(self._kept(unit, number).name, work_files.sealed(arrays, facts))
 
     def read_kept(self, unit: Unit, number: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
-        """Read checkpoints back.
-
-        Raises IntegrityError: there are none, they are damaged, or of another unit, step or plan.
-        """
+        """Read checkpoints back; raises IntegrityError if there are none, or they are damaged or another build's."""
         path = self._kept(unit, number)
-        found = work_files.read(path, self._of_kept(unit, number))
-        if found is None:
+        kept = work_files.read(path, self._of_kept(unit, number))
+        if kept is None:
             raise IntegrityError(Problem(str(path), "saved work", "a file with a seal", "none", WORK_AGAIN))
-        arrays, facts = found
+        arrays, facts = kept
         rows: list[Row] = json.loads(facts["rows"])
         return arrays, [{**row, "created": datetime.fromisoformat(row["created"])} for row in rows]
 
     def is_kept(self, unit: Unit, number: int) -> bool:
-        """Return whether the unit's checkpoints of a step, or of a draw, are stored; raises as ``read_kept``, except
-        for damaged tensors.
-        """
+        """Return whether checkpoints of a step or draw are stored; raises as ``read_kept``, but for damaged tensors."""
         return work_files.read_facts(self._kept(unit, number), self._of_kept(unit, number)) is not None
 
     def is_finished(self, unit: Unit, numbers: Sequence[int]) -> bool:
@@ -263,6 +251,7 @@ class BuildFolder:
 
     def remove(self) -> None:
         """Remove the folder, when everything in it is in the zoo; and the one above, when no other build is there."""
+        # the folder above stays where another recipe's build is there: rmdir refuses a folder with files
         shutil.rmtree(self.folder)
         with suppress(OSError):
             self.folder.parent.rmdir()
@@ -281,10 +270,7 @@ class BuildFolder:
 
 
 def member_plans(zoo: Path) -> Iterator[tuple[BuildFolder, BuildPlan]]:
-    """Yield the plans of members in a zoo's folder, ordered by name; those of draws are skipped.
-
-    Raises ZooError: a plan is damaged, or of a later version.
-    """
+    """Yield the plans of members, not of draws, by name; raises ZooError if one is damaged, or of a later version."""
     for path in sorted((zoo / WORK_FOLDER).glob(f"*/{PLAN}")):
         build_folder = BuildFolder(path.parent)
         # a build that ends removes its folder
@@ -295,12 +281,9 @@ def member_plans(zoo: Path) -> Iterator[tuple[BuildFolder, BuildPlan]]:
 
 @contextmanager
 def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
-    """Lock the folder of a zoo's build of one recipe against other processes, until the end of the block or this
-    process's death.
-
-    Raises LockedError: another process holds it.
-    """
+    """Lock the folder of a recipe's build until the end of the block; raises LockedError if another process has it."""
     folder = zoo / WORK_FOLDER / prefix
+    # until the locked file is the one that the path names
     while True:
         path = folder / "lock"
         try:
@@ -310,9 +293,11 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
             continue
         try:
             # the kernel unlocks with the process, however that ends (flock(2))
+            # LOCK_NB: a second build says who works instead of waiting for days
             with _tolerating_no_locks():
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            # the file holds the number of the process that locked it, written below
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(descriptor)
             got, step = f"process {holder or 'unknown'}", "Wait for it to end, or stop it."
@@ -322,11 +307,13 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
             break
         os.close(descriptor)
     try:
+        # the number of an earlier holder may have more digits
         os.truncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
         _sweep(folder)
         yield BuildFolder(folder)
     finally:
+        # nothing was settled: a build that was refused leaves no folder behind
         if folder.exists() and not (folder / PLAN).exists():
             BuildFolder(folder).remove()
         os.close(descriptor)
@@ -338,6 +325,7 @@ def _tolerating_no_locks() -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # Lustre mounted without flock answers ENOSYS, NFS without a lock daemon ENOLCK
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise
 
@@ -403,5 +391,6 @@ def catch_stop_signals() -> Iterator[StopRequested]:
     try:
         yield asked.is_set
     finally:
+        # whatever ended the block, Ctrl-C does what it did before
         for signum, handler in before.items():
             signal.signal(signum, handler)

@@ -74,6 +74,7 @@ class Claim:
         """Send a heartbeat, and note whether another process took over."""
         name = _claimed(self._path)
         self.lost = self._claims.newest(name) != self._path
+        # a claim that was lost may be another's file by now, which is not written to
         if not self.lost:
             # the file is closed at once: NFS sends writes when a file is closed
             with contextlib.suppress(OSError), self._path.open("r+b") as file:
@@ -81,9 +82,7 @@ class Claim:
 
 
 class Claims:
-    """The claims of a folder that all processes share; ``heartbeat`` and ``stale`` are seconds, see
-    ``HEARTBEAT_SECONDS`` and ``STALE_SECONDS``.
-    """
+    """The claims of a folder that all processes share; ``heartbeat`` and ``stale`` are seconds."""
 
     def __init__(self, folder: Path, *, heartbeat: float = HEARTBEAT_SECONDS, stale: float = STALE_SECONDS) -> None:
         self._folder, self._heartbeat, self._stale = folder, heartbeat, stale
@@ -117,8 +116,8 @@ class Claims:
         for match in self._listed():
             newest[match["name"]] = max(newest.get(match["name"], 0), int(match["number"]))
         now = self._now()
-        found = {name: self._holder(self._path(name, number), now) for name, number in newest.items()}
-        return {name: holder for name, holder in found.items() if holder is not None}
+        holders = {name: self._holder(self._path(name, number), now) for name, number in newest.items()}
+        return {name: holder for name, holder in holders.items() if holder is not None}
 
     def newest(self, name: str) -> Path | None:
         """Return the file of a claim that counts."""
@@ -132,6 +131,7 @@ class Claims:
             holder = self._holder(newest, self._now())
             if holder is not None and holder.alive:
                 return None
+            # of several who find the claim stale all try the same number, and one makes it
             number = int(newest.name[-6:]) + 1
         path = self._path(name, number)
         if not self._make(path):
@@ -151,6 +151,7 @@ class Claims:
         except FileExistsError:
             return False
         except OSError as error:
+            # link(2) fails so where a file system has no hard links, as FAT, or allows no second one (EMLINK)
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
                 raise
             return _make_exclusively(path)
@@ -219,9 +220,7 @@ def _claimed(path: Path) -> str:
 
 
 def _content(progress: int) -> bytes:
-    """Return the content of a claim's file, in a fixed number of bytes, so that a later write replaces an earlier one
-    whole.
-    """
+    """Return the content of a claim's file, in a fixed number of bytes, so that a later write replaces all of it."""
     own = {
         "host": socket.gethostname(),
         "process": os.getpid(),
@@ -241,9 +240,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _process_space() -> str:
-    """Return a name of this boot of this machine and its process numbers, which containers have of their own; or
-    nothing.
-    """
+    """Return a name of this boot of this machine and its process numbers, which containers have of their own."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {Path('/proc/self/ns/pid').readlink()}"
     except OSError:  # not Linux
@@ -256,12 +253,14 @@ def _has_ended(content: dict[str, Any]) -> bool:
     if not isinstance(process, int) or process <= 0 or not space or space != _process_space():
         return False
     try:
+        # signal 0 sends nothing and only asks for the process (kill(2))
         os.kill(process, 0)
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):  # it is another user's, or no number of a process
         pass
     started = _started(process)
+    # another start: the number was given to another process since
     return started is not None and started != content.get("started")
 
 
@@ -277,4 +276,5 @@ def _started(process: int) -> int | None:
         fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:  # not Linux, or another user's under hidepid
         return None
+    # counted from the state, field 3: field 22 is the 19th behind it
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])

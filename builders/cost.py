@@ -11,6 +11,7 @@ from rich.table import Table
 
 from builders.progress import rate
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.text import counted, printable
 
@@ -82,7 +83,6 @@ class Spending:
         return printable(", ".join(parts))
 
     def cells(self) -> list[str]:
-        """Return the figures as a row of a table."""
         hours, energy = self.device_hours, self.kilowatt_hours
         return [
             printable(self.recipe or "-"),
@@ -102,18 +102,13 @@ class Spending:
 
 
 @dataclass(frozen=True)
-class Cost:
+class Cost(JsonFields):
     """The cost of a zoo, or of a selection of one, by recipe, device and engine in the order of their names."""
 
     zoo: str
     spendings: tuple[Spending, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return everything by name; unknown values are None."""
-        return {"zoo": self.zoo, "spendings": [item.to_json() for item in self.spendings]}
-
     def print(self, console: Console | None = None) -> None:
-        """Print it as a table on a rich console, by default the standard output."""
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         for name in ("recipe", "device", "engine"):
             table.add_column(name, overflow="fold")
@@ -149,6 +144,7 @@ def spendings(metadata: pa.Table) -> tuple[Spending, ...]:
         key: _Key = (recipe, row["device"], engine if isinstance(engine, str) else None)
         counts[key] = counts.get(key, 0) + 1
         # each draw holds the time of its chain up to it
+        # draws of a mode are members of their own in the zoo
         member = row["member"] if row["mode"] is None else (row["mode"], row["unit"])
         last = groups.setdefault(key, {}).setdefault(member, row)
         if (row["step"] or 0) > (last["step"] or 0):

@@ -24,10 +24,8 @@ _DIGITS = "digits"
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """A training and a test set.
-
-    Images are (N, C, H, W) uint8, raw pixels, perhaps memory maps; labels are (N,) int64, from 0. ``class_names`` are
-    in the order of the labels; None where the data set has none.
+    """A training and a test set. Images are (N, C, H, W) uint8, raw pixels, perhaps memory maps; labels are (N,) int64,
+    from 0. ``class_names`` are in the order of the labels; None where the data set has none.
     """
 
     name: str
@@ -81,8 +79,8 @@ def load(recipe: Recipe, folder: str | Path | None = None) -> Data:
         raise UnknownNameError(f"recipe {recipe.name!r}", "data set", recipe.dataset, (_DIGITS, *TRAINING_SETS))
     if recipe.dataset != _DIGITS:
         train_of = require_images(recipe).train_of or recipe.train
-        found = image_sets.load_halves(recipe.dataset, folder, {"train": train_of, "test": recipe.test})
-        return Data.of(found["train"].first(recipe.train), found["test"])
+        halves = image_sets.load_halves(recipe.dataset, folder, {"train": train_of, "test": recipe.test})
+        return Data.of(halves["train"].first(recipe.train), halves["test"])
     data = _digits(recipe)
     problems: list[Problem] = []
     for half, count in (("train", recipe.train), ("test", recipe.test)):
@@ -105,10 +103,7 @@ def inputs(recipe: Recipe, images: Images) -> NDArray[np.float32]:
 
 
 def require_images(recipe: Recipe) -> ImageRecipe:
-    """Return a recipe that trains on images.
-
-    Raises ZooError: it trains on something else.
-    """
+    """Return a recipe that trains on images. Raises ZooError: it trains on something else."""
     if not isinstance(recipe, ImageRecipe):
         got = f"one for {type(recipe).__name__.removesuffix('Recipe').lower()} data"
         raise ZooError(Problem(f"recipe {recipe.name!r}", "inputs", "images", got, "Choose a recipe with images."))
@@ -121,13 +116,12 @@ def _digits(recipe: Recipe) -> Data:
     if digits is None:
         raise MissingExtraError("scikit-learn", "build")
     images, labels = digits
+    # scikit-learn gives no split; ``read_digits`` has shuffled them by a fixed seed
     train, test = slice(recipe.train), slice(recipe.train, None)
     return Data(_DIGITS, images[train], labels[train], images[test], labels[test])
 
 
 def from_datasets(name: str, splits: Mapping[str, Any]) -> Data:
-    """Return a known data set from a ``datasets.DatasetDict`` with the splits and columns that it has on the hub, with
-    any number of images.
-    """
-    found = image_sets.halves_from(name, splits)
-    return Data.of(found["train"], found["test"])
+    """Return a known data set from a ``datasets.DatasetDict`` as on the hub, with any number of images."""
+    halves = image_sets.halves_from(name, splits)
+    return Data.of(halves["train"], halves["test"])

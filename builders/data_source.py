@@ -14,6 +14,7 @@ from builders.recipe import ImageRecipe, Recipe
 from builders.state import dtype_of
 from builders.tables import Table
 
+# numpy's cost of a call is spread over many numbers, and 256 KB of int64 fit the cache of a core
 _DRAWN_AT_ONCE = 2**15
 """Random numbers that are drawn at a time."""
 
@@ -56,10 +57,8 @@ class Feed(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class DataSource:
-    """A training set of images.
-
-    ``pixels`` (N * C * H * W,) uint8 holds raw images padded by ``recipe.crop_pad``, one after another; ``labels`` is
-    (N,) int64; ``channels``, ``height`` and ``width`` are C, H and W of a padded image.
+    """A training set of images. ``pixels`` (N * C * H * W,) uint8 holds raw images padded by ``recipe.crop_pad``, one
+    after another; ``labels`` is (N,) int64; ``channels``, ``height`` and ``width`` are C, H and W of a padded image.
     """
 
     recipe: ImageRecipe
@@ -71,14 +70,12 @@ class DataSource:
 
     @classmethod
     def of(cls, recipe: Recipe, source: Data, device: str) -> Self:
-        """Pad the images with raw 0, and move them to the device.
-
-        Raises ZooError: the recipe is not for images, or has means of another number of channels.
-        """
+        """Pad the images with raw 0 and move them; raises ZooError if the recipe has other inputs or channels."""
         recipe = require_images(recipe)
         raw, targets = source.half("train")
         recipe.statistics(raw.shape[1])
         pad = recipe.crop_pad
+        # raw 0, before normalisation: the padding is black, as torchvision's RandomCrop makes it, and not the mean
         padded = np.pad(raw, ((0, 0), (0, 0), (pad, pad), (pad, pad)))
         pixels = torch.from_numpy(padded).reshape(-1).to(device)
         labels = torch.from_numpy(np.require(targets, requirements="W")).to(device)
@@ -110,6 +107,7 @@ class DataSource:
         """
         pixels = raw.float() if out is None else out.copy_(raw)
         means, stds = self.recipe.statistics(self.channels)
+        # one number for all channels also takes pixels of any shape, as the engine for OptuNet gathers them
         if len(set(means)) == len(set(stds)) == 1:
             return pixels.sub_(255 * means[0]).mul_(1 / (255 * stds[0]))
         shift, scale = (
@@ -135,6 +133,7 @@ class DataSource:
         """
         height, width = self.crop_shape
         plane = self.height * self.width
+        # as_strided checks nothing but the end of the memory: places behind the last whole crop are left out
         last = (self.channels - 1) * plane + (height - 1) * self.width + width - 1
         size = (len(self.pixels) - last, self.channels, height, width)
         return self.pixels.as_strided(size, (1, plane, self.width, 1))
@@ -142,11 +141,7 @@ class DataSource:
 
 @dataclass(frozen=True, eq=False)
 class TabularData:
-    """A training set of rows.
-
-    ``inputs`` are (N, D) float32, or float64 of the same values where the recipe's precision is; ``targets`` are (N,)
-    float32.
-    """
+    """A training set of rows: (N, D) ``inputs`` in the precision of the recipe, (N,) float32 ``targets``."""
 
     recipe: Recipe
     inputs: torch.Tensor
@@ -154,7 +149,6 @@ class TabularData:
 
     @classmethod
     def of(cls, recipe: Recipe, source: Table, device: str) -> Self:
-        """Move a table to the device."""
         inputs, targets = (torch.from_numpy(array).to(device) for array in source.half("train"))
         return cls(recipe, inputs.to(dtype_of(recipe)), targets)
 
@@ -203,6 +197,7 @@ def steps(data_source: DataSource, keys: NDArray[np.uint64], start: int, stop: i
     batch, lanes = recipe.batch, _lanes(keys, data_source.device)
     for epoch, positions, items in _draw_order(recipe, keys, data_source.device, start, stop):
         down, right = rng.crops(lanes, epoch, positions, recipe.crop_pad)
+        # torch.as_tensor: the draws are numpy on a CPU, and share their memory
         corners = items * data_source.image_size + torch.as_tensor(down * data_source.width + right)
         flips = torch.as_tensor(rng.flips(lanes, epoch, positions)) if recipe.flip else None
         labels = data_source.labels[items]
@@ -234,6 +229,7 @@ def _draw_order(
     are of that kind.
     """
     count, batch = recipe.train, recipe.batch
+    # whole batches, so that a batch never lies in two draws
     at_once = max(1, _DRAWN_AT_ONCE // (len(keys) * batch))
     lanes = _lanes(keys, device)
     while start < stop:

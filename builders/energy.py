@@ -16,9 +16,8 @@ Counter = Callable[[], float | None]
 
 @dataclass(frozen=True)
 class Spent:
-    """The time and energy of training; ``+`` adds, and an unknown term makes the sum unknown.
-
-    Both are those of the device, the joules whatever else ran on it at the time; None where unknown.
+    """The time and energy of training; ``+`` adds, and an unknown term makes the sum unknown. Both are those of the
+    device, the joules whatever else ran on it at the time; None where unknown.
     """
 
     seconds: float = 0.0
@@ -48,6 +47,7 @@ def counter_of(device: str) -> Iterator[Counter]:
     """
     nvml = _library() if device.startswith("cuda") else None
     if nvml is None:
+        # training goes on, and its rows have no energy
         yield _unknown
         return
     try:
@@ -64,6 +64,7 @@ def _library() -> Any | None:
     except ImportError:
         return None
     try:
+        # fails where there is no driver, as in a container without the device
         nvml.nvmlInit()
     except nvml.NVMLError:
         return None
@@ -77,6 +78,7 @@ def _reader(nvml: Any, device: str) -> Counter:
         try:
             # NVML counts millijoules
             return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000
+        # drivers refuse the call on cards before Volta and on slices of a card (MIG); time is counted all the same
         except nvml.NVMLError:
             return None
 

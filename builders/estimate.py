@@ -122,6 +122,7 @@ class Estimate:
     @property
     def disk_bytes(self) -> int:
         """Approximate bytes during the build: the zoo, the units' files until they are merged, and saved states."""
+        # a state holds the weights and as many numbers of momentum
         states = self.devices * (self.unit_members or self.members) * 2 * self.parameter_bytes
         return 2 * self.nbytes + states
 
@@ -145,7 +146,6 @@ class Estimate:
         return f"{rate(self.members_per_device_hour)} members"
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything by name; unknown values are None."""
         derived = ("hours", "device_hours", "members_per_device_hour", "kilowatt_hours", "nbytes")
         derived += ("elapsed_hours", "money", "disk_bytes")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}
@@ -159,7 +159,6 @@ class Estimate:
         )
 
     def print(self, console: Console | None = None) -> None:
-        """Print it as a table on a rich console, by default the standard output."""
         measuring = "" if self.measuring is None else f", of which {duration(self.measuring)} measuring"
         rows = [
             ("recipe", self.recipe),
@@ -247,11 +246,7 @@ def require_at_least(minimum: int = 1, **values: int | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TimedSteps:
-    """Steps that were taken to measure their speed.
-
-    ``state`` is where they ended; ``member_steps`` counts those of all members together, and ``spent`` is their time
-    and energy.
-    """
+    """Steps that were timed: those of all members together, their time and energy, and the ``state`` at their end."""
 
     state: TrainingState
     member_steps: int
@@ -282,6 +277,7 @@ def time_steps(
         stop = min(steps, first + span)
         used = spent(lambda state=state, stop=stop: trainer.advance(state, stop), counter)
         taken, total = taken + (stop - first) * len(state), total + used
+        # at most a third of the time, so that three spans are timed; 1e-6: the clock may not have moved
         span = max(1, round((stop - first) * min(1.0, seconds / 3) / max(used.seconds, 1e-6)))
         if stop == steps:
             state = start()
@@ -300,7 +296,9 @@ def time_measuring(trainer: Trainer, state: TrainingState) -> float:
         began = time.monotonic()
         trainer.measure({name: tensor[:count] for name, tensor in state.weights.items()}, limit)
         took = time.monotonic() - began
+        # below a second the start of threads and of kernels counts too much
         if took >= 1 or (count == len(state) and limit == max(sizes)):
+            # in proportion to the examples, where only some were measured
             return took / count * sum(sizes) / sum(min(size, limit) for size in sizes)
         if limit == max(sizes):
             count = min(len(state), 4 * count)

@@ -39,6 +39,7 @@ def note_failure(build_folder: BuildFolder, unit: str, step: int, error: Excepti
     log(build_folder, unit, f"failed at step {step:,}\n{''.join(traceback.format_exception(error))}", begin=True)
     # those at an earlier step do not count: it has made progress since
     before = [item for item in failures_of(build_folder, unit) if item.get("step") == step]
+    # a message may have megabytes, such as one with a tensor in it
     noted = [*before, {"step": step, "error": f"{type(error).__name__}: {error}"[:500]}]
     write_file(_path(build_folder, unit), json.dumps(noted).encode())
 

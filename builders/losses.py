@@ -58,9 +58,7 @@ class Loss(Protocol):
 
     def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return S with S S^T the Hessian of one example's loss with respect to its outputs: (..., K) to (..., K, R),
-        float64.
-
-        It must not depend on the target, so that it is the Fisher information of the outputs up to a factor.
+        float64. It must not depend on the target, so that it is the Fisher information of the outputs up to a factor.
         """
         ...
 
@@ -99,6 +97,7 @@ class CrossEntropy:
         r"""Return the root :math:`S_{kl} = \sqrt{p_k} [k = l] - p_k \sqrt{p_l}` of diag(p) - p p^T; R = K."""
         probabilities = torch.softmax(outputs.double(), -1)
         roots = probabilities.sqrt()
+        # S S^T = diag(p) - 2 p p^T + p p^T sum(p), and the sum is 1
         return torch.diag_embed(roots) - probabilities[..., :, None] * roots[..., None, :]
 
     def likelihood(self, mean: float, count: int) -> Likelihood:
@@ -130,6 +129,7 @@ class BinaryCrossEntropy:
     def hessian_root(self, outputs: torch.Tensor) -> torch.Tensor:
         r"""Return the root :math:`\sqrt{p (1 - p)}`, R = 1."""
         logits = outputs.double()
+        # 1 - p as sigmoid(-z): the difference would be 0 for z above 37
         return (torch.sigmoid(logits) * torch.sigmoid(-logits)).sqrt()[..., None]
 
     def likelihood(self, mean: float, count: int) -> Likelihood:
@@ -138,6 +138,7 @@ class BinaryCrossEntropy:
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
         logits = [torch.from_numpy(half.outputs) for half in (train, test)]
+        # log of a sigmoid that underflows would be -inf
         logs = [torch.cat([functional.logsigmoid(-z), functional.logsigmoid(z)], -1).numpy() for z in logits]
         return _classifier_columns(logs, [half.targets.astype(np.int64) for half in (train, test)])
 
@@ -179,7 +180,9 @@ class SquaredError:
 
     def columns(self, train: MemberOutputs, test: MemberOutputs) -> Columns:
         with np.errstate(over="ignore", invalid="ignore"):
+            # a diverged network has infinite outputs, which is a finding and no warning
             loss, other = (np.square(half.outputs[..., 0] - half.targets).mean(-1) for half in (train, test))
+        # not a > comparison: that of a NaN is false
         return {"train_loss": loss, "test_loss": other, "diverged": ~(loss <= train.targets.astype(np.float64).var())}
 
 
@@ -191,10 +194,7 @@ LOSSES: Mapping[str, Loss] = {
 
 
 def get(name: str) -> Loss:
-    """Return a loss by name.
-
-    Raises UnknownNameError: no such loss.
-    """
+    """Return a loss by name; raises UnknownNameError."""
     if name not in LOSSES:
         raise UnknownNameError("builders", "loss", name, tuple(LOSSES))
     return LOSSES[name]
@@ -212,5 +212,6 @@ def _classifier_columns(logs: list[NDArray[np.float64]], labels: list[NDArray[np
         "test_nll": test_nll,
         "test_brier": predictions.brier(test, labels[1]),
         "test_ece": predictions.ece(test, labels[1]),
+        # not a > comparison: that of a NaN is false
         "diverged": ~(loss <= math.log(train.shape[-1])),
     }

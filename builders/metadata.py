@@ -62,6 +62,7 @@ def rows(
     listed: list[dict[str, Any]] = []
     for number, seed in enumerate(seeds):
         name = member_id(recipe, seed)
+        # plain Python numbers, as JSON and Arrow take them
         figures = {column: np.asarray(values)[number].item() for column, values in measured.items()}
         listed.append({"id": f"{name}-{step:06d}", "member": name, "seed": seed, **common, **figures})
     return listed
@@ -79,6 +80,7 @@ def commit() -> str | None:
     """
     here = ["git", "-C", str(Path(__file__).parent)]
     try:
+        # git finds the checkout around site-packages, too
         own = [*here, "ls-files", "--error-unmatch", Path(__file__).name]
         subprocess.run(own, capture_output=True, check=True, timeout=10)
         head = subprocess.run([*here, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)

@@ -40,9 +40,7 @@ _PLANTED = 1
 
 @dataclass(frozen=True)
 class PlantedMember:
-    """One member of a run: the run's number, from 0, and the transpositions of the permutation of its initial weights,
-    None for the reference.
-    """
+    """One member of a run, which is numbered from 0; the reference has None in place of planted transpositions."""
 
     run: int
     transpositions: int | None
@@ -50,8 +48,9 @@ class PlantedMember:
     @classmethod
     def of(cls, seed: int, most: int) -> "PlantedMember":
         """Return the member with a seed, where ``most`` is the largest number of transpositions."""
-        run, place = divmod(seed, most + 2)
-        return cls(run, place - 1 if place else None)
+        # most + 2 places a run: the reference, and 0 to ``most`` transpositions
+        run, within = divmod(seed, most + 2)
+        return cls(run, within - 1 if within else None)
 
     def seed(self, most: int) -> int:
         """Return its seed, where there are ``most`` transpositions at most."""
@@ -71,7 +70,9 @@ def initial_weights(recipe: Recipe, seeds: Sequence[int]) -> tuple[dict[str, Any
     most = most_transpositions(table)
     members = [PlantedMember.of(seed, most) for seed in seeds]
     references = [PlantedMember(member.run, None).seed(most) for member in members]
+    # drawn from the reference's key, so that all members of a run start at the same network
     weights = rng.initial_weights(recipe.arch, rng.member_keys(recipe.digest, references))
+    # one generator a member: another choice of members draws the same permutations
     drawn = [
         random_element(table, member.transpositions or 0, 1, np.random.default_rng([_PLANTED, int(key)]))
         for member, key in zip(members, rng.member_keys(recipe.digest, seeds), strict=True)
@@ -119,9 +120,7 @@ def build(
 
 @dataclass(frozen=True, eq=False)
 class _PlantedRequest(BuildRequest):
-    """The arguments of ``build``: the number of runs, and the numbers of transpositions in rising order; ``most`` is
-    the largest that the architecture has.
-    """
+    """The arguments of ``build``: ``transpositions`` in rising order, ``most`` the architecture's largest number."""
 
     runs: int
     numbers: tuple[int, ...]

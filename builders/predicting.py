@@ -69,17 +69,18 @@ def _ood_images(recipe: Recipe, ood: str, source: Source, folder: str | Path | N
     name = ood if "/" in ood else f"{ood}/test"
     dataset = name.partition("/")[0]
     data_folder = image_sets.folder_of(folder)
+    # data sets lie beside one another; resolve: a link leads to where its neighbours are
     candidates = (None,) if data_folder is None else (data_folder, data_folder.resolve().parent / dataset)
-    found = next((item for place in candidates if (item := image_sets.find(name, place)) is not None), None)
-    if found is None:
+    images = next((item for place in candidates if (item := image_sets.find(name, place)) is not None), None)
+    if images is None:
         step = f"Name a folder that has it as {dataset}/, or beside it, with --data or {image_sets.FOLDER_VARIABLE}."
         got = "none" if data_folder is None else f"none in {data_folder / dataset} or {candidates[-1]}"
         raise ZooError(Problem(str(data_folder or "data"), "out-of-distribution set", dataset, got, step))
-    expected, shape = source.half("test")[0].shape[1:], found.images.shape[1:]
+    expected, shape = source.half("test")[0].shape[1:], images.images.shape[1:]
     if shape != expected:
         step = "Name another set in the recipe."
         raise ZooError(Problem(dataset, "images", f"{expected}, as those of {source.name}", str(shape), step))
-    return name, found.images
+    return name, images.images
 
 
 def _statistics(images: Images) -> tuple[float | list[float], float | list[float]]:

@@ -34,6 +34,7 @@ class Progress:
             progress.TaskProgressColumn(),
             progress.TextColumn("{task.fields[facts]}"),
             console=console,
+            # a bar redraws its line, which a log file would keep each time
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task(name, total=member_steps, completed=done, facts="")
@@ -78,6 +79,7 @@ class Progress:
         text = f"{self.finished:,}/{self._members:,} members, {self.done:,}/{self._total:,} steps"
         if not self.taken or not seconds:
             return text
+        # members side by side end together, so that each counts by its share of steps
         hourly = self.taken / self._total * self._members / seconds * 3600
         text = f"{text}, {rate(hourly)} members an hour"
         if self.done == self._total and self.finished < self._members:

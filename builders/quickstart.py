@@ -48,7 +48,6 @@ class _Steps:
         return outcome
 
     def table(self) -> Table:
-        """Return the steps as a table."""
         table = Table(title="What was done", title_justify="left", box=None, pad_edge=False)
         table.add_column("step")
         table.add_column("what", overflow="fold")
@@ -71,43 +70,7 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
     console = console or Console()
     recipe, root = Recipe.load(RECIPE), Path(to)
     steps = _Steps(console)
-    steps.run(
-        "train",
-        lambda: build(recipe, root, members=members, console=console),
-        lambda built, _: (
-            f"{built.members:,} OptuNets, {recipe.epochs} epochs on {recipe.train:,} digits",
-            f"{built.member_steps / max(built.seconds, 1e-9):,.0f} member-steps/s" if built.member_steps else "",
-        ),
-    )
-    images = data.inputs(recipe, data.load(recipe).test_images[:BATCH])
-    with _bar(console, "checkpoints") as bar:
-        task = bar.add_task("derive", total=None)
-        steps.run(
-            "derive",
-            lambda: derive(
-                root,
-                gauge=GAUGE,
-                inputs=images,
-                progress=lambda done, all_: bar.update(task, completed=done, total=all_),
-            ),
-            lambda result, seconds: (
-                f"{result.checkpoints:,} checkpoints in {GAUGE}, largest difference of outputs {_worst(root)}",
-                f"{result.checkpoints / seconds:,.0f} checkpoints/s",
-            ),
-        )
-    write_page(root)
-    with _bar(console, "bytes") as bar:
-        task = bar.add_task("verify", total=None)
-        problems = steps.run(
-            "verify",
-            lambda: ckptzoo.verify(root, progress=lambda done, all_: bar.update(task, completed=done, total=all_)),
-            lambda problems, seconds: (
-                f"{len(problems)} problems in {_size(root) / 1e6:.1f} MB",
-                f"{_size(root) / seconds / 1e6:,.0f} MB/s",
-            ),
-        )
-    if problems:
-        raise IntegrityError(problems)
+    _write(steps, recipe, root, members)
     zoo = steps.run(
         "open",
         lambda: ckptzoo.open(root),
@@ -148,11 +111,54 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
     )
 
 
+def _write(steps: _Steps, recipe: Recipe, root: Path, members: int) -> None:
+    """Train the members, derive their variant, write the page and verify the zoo."""
+    console = steps.console
+    steps.run(
+        "train",
+        lambda: build(recipe, root, members=members, console=console),
+        lambda built, _: (
+            f"{built.members:,} OptuNets, {recipe.epochs} epochs on {recipe.train:,} digits",
+            f"{built.member_steps / max(built.seconds, 1e-9):,.0f} member-steps/s" if built.member_steps else "",
+        ),
+    )
+    images = data.inputs(recipe, data.load(recipe).test_images[:BATCH])
+    with _bar(console, "checkpoints") as bar:
+        task = bar.add_task("derive", total=None)
+        steps.run(
+            "derive",
+            lambda: derive(
+                root,
+                gauge=GAUGE,
+                inputs=images,
+                progress=lambda done, all_: bar.update(task, completed=done, total=all_),
+            ),
+            lambda result, seconds: (
+                f"{result.checkpoints:,} checkpoints in {GAUGE}, largest difference of outputs {_worst(root)}",
+                f"{result.checkpoints / seconds:,.0f} checkpoints/s",
+            ),
+        )
+    write_page(root)
+    with _bar(console, "bytes") as bar:
+        task = bar.add_task("verify", total=None)
+        problems = steps.run(
+            "verify",
+            lambda: ckptzoo.verify(root, progress=lambda done, all_: bar.update(task, completed=done, total=all_)),
+            lambda problems, seconds: (
+                f"{len(problems)} problems in {_size(root) / 1e6:.1f} MB",
+                f"{_size(root) / seconds / 1e6:,.0f} MB/s",
+            ),
+        )
+    if problems:
+        raise IntegrityError(problems)
+
+
 def _streamed(zoo: ckptzoo.Zoo, layer: str) -> int:
     """Stream a layer of all members, raw and derived, and look at every number; return the bytes."""
     total = 0
     for variant in ("raw", GAUGE):
         for batch in zoo.stream(layer, variant=variant, batch_size=BATCH, shuffle=True, seed=0):
+            # the sum reads every number: of a memory map nothing else would be read
             total += sum(tensor.nbytes for tensor in batch.tensors.values() if not np.isnan(tensor.sum()))
     return total
 

@@ -24,7 +24,7 @@ from builders.recipe import Recipe
 from builders.sources import Source
 from builders.train import open_trainer
 
-SIGN_SECONDS = 5.0
+HEARTBEAT_SECONDS = 5.0
 """The longest time in seconds between two values that a task yields."""
 _REPORT_SECONDS = 1.0
 """The shortest time in seconds between two values that report progress alone."""
@@ -32,10 +32,8 @@ _REPORT_SECONDS = 1.0
 
 @dataclass(frozen=True, eq=False)
 class UnitTask:
-    """The training that a task does.
-
-    ``state`` is the content of the file ``state_name`` with the unit's saved state, None where it begins; ``kept`` are
-    the steps whose checkpoints are stored already.
+    """The training that a task does. ``state`` is the content of the file ``state_name`` with the unit's saved state,
+    None where it begins; ``kept`` are the steps whose checkpoints are stored already.
     """
 
     recipe: Recipe
@@ -51,7 +49,7 @@ class UnitTask:
 
 
 @dataclass(frozen=True)
-class Report:
+class TaskProgress:
     """The progress of a task.
 
     ``step`` counts the optimiser steps of the unit so far; ``member_steps`` those of all members together since the
@@ -67,18 +65,17 @@ class Report:
 
 @cache
 def version() -> str:
-    """Return the versions that bits depend on besides the recipe, the data and the device; sources too, because nodes
-    have copies.
-    """
+    """Return the versions that bits depend on, of sources too, because nodes have copies."""
     total = hashlib.sha256()
     for package in (builders, ckptzoo):
         root = Path(str(package.__file__)).parent
+        # sorted: the order of a folder differs between file systems
         for path in sorted(root.rglob("*.py")):
             total.update(f"{path.relative_to(root)} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return f"{code_version()}, numpy {np.__version__}, sources {total.hexdigest()[:12]}"
 
 
-def train_unit(task: UnitTask, source: Source) -> Iterator[str | Report]:
+def train_unit(task: UnitTask, source: Source) -> Iterator[str | TaskProgress]:
     """Train a unit from its saved state to its end; yield first ``version()``, then reports. A report with nothing new
     comes where nothing else has come for some seconds.
     """
@@ -87,9 +84,9 @@ def train_unit(task: UnitTask, source: Source) -> Iterator[str | Report]:
     # another thread trains, so that this one can send heartbeats during a long step
     with ThreadPoolExecutor(1) as thread:
         while True:
-            coming: Future[Report | None] = thread.submit(next, reports, None)
-            while not wait([coming], timeout=SIGN_SECONDS).done:
-                yield Report(step, 0, 0.0)
+            coming: Future[TaskProgress | None] = thread.submit(next, reports, None)
+            while not wait([coming], timeout=HEARTBEAT_SECONDS).done:
+                yield TaskProgress(step, 0, 0.0)
             report = coming.result()
             if report is None:
                 return
@@ -97,7 +94,7 @@ def train_unit(task: UnitTask, source: Source) -> Iterator[str | Report]:
             yield report
 
 
-def _reports(task: UnitTask, source: Source) -> Iterator[Report]:
+def _reports(task: UnitTask, source: Source) -> Iterator[TaskProgress]:
     with (
         tempfile.TemporaryDirectory(prefix="ckptzoo-") as folder,
         open_trainer(task.recipe, source, device=task.device, engine=task.plan.engine, threads=task.threads) as trainer,
@@ -114,7 +111,7 @@ def _reports(task: UnitTask, source: Source) -> Iterator[Report]:
             saved.unlink(missing_ok=True)
             member_steps, seconds = member_steps + taken.member_steps, seconds + taken.seconds
             if files.written or time.monotonic() - reported >= _REPORT_SECONDS:
-                yield Report(taken.step, member_steps, seconds, files.take())
+                yield TaskProgress(taken.step, member_steps, seconds, files.take())
                 member_steps, seconds, reported = 0, 0.0, time.monotonic()
 
 

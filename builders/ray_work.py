@@ -26,14 +26,14 @@ from builders.checkpointing import Interrupted, Unit, catch_stop_signals
 from builders.claims import Claims
 from builders.failures import ATTEMPTS, forget_failures, log, note_failure
 from builders.progress import Progress
-from builders.ray_tasks import SIGN_SECONDS, Report, UnitTask, train_unit, version
+from builders.ray_tasks import HEARTBEAT_SECONDS, TaskProgress, UnitTask, train_unit, version
 from builders.recipe import Recipe
 from builders.shared import Worked, WorkOrder
 from builders.work_files import read_small
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.ray_cluster import connected
 
-SILENT_SECONDS = 12 * SIGN_SECONDS
+SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
 """Seconds without a heartbeat after which a task counts as lost: some are, when nodes die (Ray's issues 39109, 46425).
 """
 START_SECONDS = 30.0
@@ -111,9 +111,7 @@ def work(
 
 @dataclass(frozen=True, eq=False)
 class _Driver:
-    """Runs units as tasks, and writes what they yield; ``done`` and ``failed`` collect the names of units, and the
-    errors of those that failed.
-    """
+    """Runs units as tasks and writes what they yield; collects names of those done, and errors of those failed."""
 
     ray: Any
     order: WorkOrder
@@ -132,7 +130,6 @@ class _Driver:
 
     @cached_property
     def claims(self) -> Claims:
-        """The claims of the units."""
         return Claims(self.order.build_folder.folder)
 
     @cached_property
@@ -146,6 +143,7 @@ class _Driver:
         began, noted = time.monotonic(), False
         try:
             while pending and not should_stop():
+                # woken without an event, too: ``should_stop`` is a question, and no event
                 ended, pending = await asyncio.wait(pending, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
                 for task in ended:
                     task.result()
@@ -163,11 +161,12 @@ class _Driver:
         errors, folder = self.ray.exceptions, self.order.build_folder.folder
         losses, reached, patience = 0, -1, START_SECONDS
         while True:
-            attempt = _Attempt(self, unit, patience)
+            attempt = _TaskAttempt(self, unit, patience)
             try:
                 return await attempt.run()
             except _OutdatedError:
                 patience *= 2
+            # before RayError, from which it is derived: the training itself failed, as it would on any worker
             except errors.RayTaskError as error:
                 if not attempt.started:
                     raise _other_code(f"none that runs: {str(error).strip().splitlines()[-1]}") from error
@@ -206,7 +205,7 @@ class _Driver:
         note_failure(self.order.build_folder, unit.name, step, error)
 
 
-class _Attempt:
+class _TaskAttempt:
     """One task of a unit, which may wait ``patience`` seconds to be started while there is room for it.
 
     ``started`` tells whether the task has begun to train, and this process holds the unit; ``step`` counts the
@@ -239,6 +238,7 @@ class _Attempt:
             with driver.claims.held(unit.name) as claim:
                 if claim is None or driver.order.is_finished(unit):
                     return
+                # another process has saved the unit since its state was read: the task begins too early
                 if self._changed() != changed:
                     raise _OutdatedError
                 self.started = True
@@ -257,14 +257,17 @@ class _Attempt:
                 driver.progress.finish(len(unit.seeds))
         finally:
             if not finished:
+                # the next attempt counts the steps again
                 driver.progress.resume(-self._counted)
                 with suppress(driver.ray.exceptions.RayError):
+                    # force: the worker ends at once; a task within a step looks for nothing
                     driver.ray.cancel(reports, force=True)
 
-    async def _take(self, report: Report) -> None:
+    async def _take(self, report: TaskProgress) -> None:
         """Write the files of a report, and count its steps."""
         progress, members = self._driver.progress, len(self._unit.seeds)
         for name, data in report.files.items():
+            # a file server that is slow must not hold up the other units
             await asyncio.to_thread(self._folder.write, name, data)
         if self._counted or report.seconds:
             progress.advance(report.member_steps, report.seconds)
@@ -275,7 +278,7 @@ class _Attempt:
             self.saved_step = report.step
         self.step, self._counted = report.step, self._counted + report.member_steps
 
-    async def _first(self, reports: Any) -> str | Report | None:
+    async def _first(self, reports: Any) -> str | TaskProgress | None:
         """Return the first value that a task yields; it may wait for a free node without limit."""
         coming = asyncio.ensure_future(_read(reports))
         try:
@@ -295,7 +298,7 @@ class _Attempt:
             async with asyncio.timeout(SILENT_SECONDS):
                 return await _read(reports)
         except TimeoutError:
-            raise _SilentError(f"no sign of life for {SILENT_SECONDS:.0f} s") from None
+            raise _SilentError(f"no heartbeat for {SILENT_SECONDS:.0f} s") from None
 
     def _changed(self) -> int:
         """Return when the unit was last saved; 0 where it was not."""

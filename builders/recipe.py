@@ -22,7 +22,7 @@ CROSS_ENTROPY = "cross-entropy"
 """The loss where a recipe names none."""
 FLOAT32, TF32, BFLOAT16, FLOAT64 = "float32", "tf32", "bfloat16", "float64"
 PRECISIONS = (FLOAT32, TF32, BFLOAT16, FLOAT64)
-"""What the key ``precision`` may be."""
+"""The values of the key ``precision``."""
 _LATER_KEYS: dict[str, Any] = {
     "loss": CROSS_ENTROPY,
     "warmup": 0,
@@ -57,7 +57,7 @@ UNITS = {
     "target_std": "that of the target",
     "centres": "that of the inputs",
 }
-"""What the numbers of recipes count or measure; other keys are names, texts and switches."""
+"""The units of the numbers of recipes; other keys are names, texts and switches."""
 _STEP = "Correct the recipe."
 
 
@@ -208,15 +208,16 @@ class Recipe:
 
         Each makes another recipe, with its own digest.
         """
-        found = recipe if isinstance(recipe, Recipe) else cls.load(recipe)
-        found = found if epochs is None else found.shortened(epochs)
+        whole = recipe if isinstance(recipe, Recipe) else cls.load(recipe)
+        whole = whole if epochs is None else whole.shortened(epochs)
         given = {"precision": precision, "architecture": architecture}
-        return dataclasses.replace(found, **{key: value for key, value in given.items() if value is not None})
+        return dataclasses.replace(whole, **{key: value for key, value in given.items() if value is not None})
 
     def shortened(self, epochs: int) -> "Recipe":
         """The same recipe for another number of epochs; another digest, so that the two are never mixed up."""
         if epochs == self.epochs:
             return self
+        # of one that was shortened before, still the epochs of the original
         return dataclasses.replace(self, epochs=epochs, full_epochs=self.full_epochs or self.epochs)
 
     @cached_property
@@ -296,7 +297,7 @@ class Recipe:
         return "".join(lines)
 
     def input_problems(self) -> Iterator[Problem]:
-        """What is wrong with the keys that say what the inputs are."""
+        """The problems of the keys that describe the inputs."""
         yield from ()
 
     def _content(self) -> dict[str, Any]:
@@ -445,7 +446,7 @@ class GaussianRecipe(Recipe):
 
 _IMAGES = "images"
 KINDS: dict[str, type[Recipe]] = {_IMAGES: ImageRecipe, "table": TableRecipe, "gaussians": GaussianRecipe}
-"""What the key ``inputs`` of a recipe's file may be; images where it is left out."""
+"""The values of the key ``inputs`` of a recipe's file; images where it is left out."""
 
 
 def names() -> tuple[str, ...]:
@@ -462,6 +463,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
     for key in ("dataset", "loss", "summary"):
         if not isinstance(getattr(recipe, key), str):
             yield wrong(key, "a string")
+    # positions and epochs are words of 32 bits in the counters of builders.rng
     for key, least, most in (("train", 1, 2**31), ("test", 1, 2**31), ("epochs", 1, 10**6), ("batch", 1, 2**20)):
         value = getattr(recipe, key)
         if type(value) is not int or not least <= value <= most:
@@ -490,6 +492,7 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _finite(value: object) -> bool:
+    # not isinstance: TOML's true is an int for Python
     return type(value) in (int, float) and math.isfinite(value)  # pyright: ignore[reportArgumentType]
 
 

@@ -46,6 +46,7 @@ def philox(counter: tuple[Any, Any, Any, Any], key: Any) -> tuple[Any, Any, Any,
     if not hasattr(key, "new_tensor"):
         key = np.atleast_1d(np.asarray(key, dtype=np.uint64)).view(np.int64)
     k0, k1 = key & _MASK, (key >> 32) & _MASK
+    # 0 * key makes every word an array of the key's library and device
     c0, c1, c2, c3 = (word + 0 * key for word in counter)
     # the product of two words fills 64 bits, of which int64 takes the highest for a sign: >> copies it, & removes it
     for _ in range(10):
@@ -97,6 +98,7 @@ def normals(keys: Any, draw: int | range, count: int, purpose: int) -> Any:
     (2, 3)
     """
     is_torch = isinstance(keys, torch.Tensor)
+    # a block of Philox has four words
     blocks: Any = np.arange(-(-count // 4), dtype=np.int64)
     draws: Any = np.arange(draw.start, draw.stop, dtype=np.int64)[:, None] if isinstance(draw, range) else draw
     if is_torch:
@@ -113,6 +115,7 @@ def normals(keys: Any, draw: int | range, count: int, purpose: int) -> Any:
 def member_keys(digest: str, seeds: Sequence[int]) -> NDArray[np.uint64]:
     """Return (M,) one 64-bit key a member, from the recipe's digest (``sha256:...``) and the member's seed."""
     text = digest.removeprefix("sha256:")
+    # the 256 bits of the digest as four 64-bit words
     words = [int(text[start : start + 16], 16) for start in range(0, 64, 16)]
     return np.array([derive_key(seed, *words) for seed in seeds], dtype=np.uint64)
 
@@ -129,6 +132,7 @@ def initial_weights(arch: Architecture, keys: NDArray[np.uint64]) -> dict[str, N
         weight = f"{tensor.layer}.weight"
         shape = arch[weight].shape if weight in arch else tensor.shape
         size = (len(keys), *tensor.shape)
+        # a layer whose weight has one axis is a normalisation
         if len(shape) < 2 or tensor.kind == "buffer":
             is_one = tensor.name.endswith((".weight", ".running_var"))
             weights[tensor.name] = np.full(size, 1 if is_one else 0, dtype=tensor.dtype)
@@ -137,6 +141,7 @@ def initial_weights(arch: Architecture, keys: NDArray[np.uint64]) -> dict[str, N
         words = np.stack(philox((blocks, number, _INITIAL, 0), keys[:, None]), axis=-1).reshape(len(keys), -1)
         # kaiming_uniform_ with a = sqrt(5), as torch calls it, is this bound
         bound = 1 / math.sqrt(math.prod(shape[1:]))
+        # computed in float64 and rounded once
         values = bound * (2 * uniform(words[:, : tensor.size]) - 1)
         weights[tensor.name] = values.reshape(size).astype(tensor.dtype)
     return weights

@@ -31,10 +31,8 @@ _PART = 256
 
 @dataclass(frozen=True)
 class Rounded:
-    """The result of rounding.
-
-    ``added`` and ``held`` count checkpoints that were added, and that the copy holds; ``largest_change`` is that of the
-    test accuracy of an added checkpoint, as a fraction, NaN where there is none.
+    """The result of rounding. ``added`` and ``held`` count checkpoints that were added, and that the copy holds;
+    ``largest_change`` is that of the test accuracy of an added checkpoint, as a fraction, NaN where there is none.
     """
 
     zoo: Path
@@ -44,7 +42,6 @@ class Rounded:
     largest_change: float
 
     def line(self) -> str:
-        """Return the result in a sentence for people."""
         if not self.added:
             return f"{self.zoo}: holds {counted(self.held, 'checkpoint')} already; nothing was added."
         change = f"; test accuracy changed by at most {100 * self.largest_change:.2f} points"
@@ -85,8 +82,9 @@ def round_weights(
     arch = _narrowed(recipe.arch, dtype)
     root = Path(to).absolute()
     copy = _open_copy(root, original, recipe, arch)
-    held = set(copy.ids)
-    lacking = chosen.take([row for row, name in enumerate(chosen.ids) if name not in held])
+    # what an interrupted call left behind: parts are whole or absent, so ids say what is missing
+    present = set(copy.ids)
+    lacking = chosen.take([row for row, name in enumerate(chosen.ids) if name not in present])
     if not len(lacking):
         return Rounded(root, dtype, 0, len(copy), float("nan"))
     changes: list[float] = []
@@ -147,6 +145,7 @@ def _open_copy(root: Path, original: ckptzoo.Zoo, recipe: Recipe, arch: Architec
 
 def _rounded(values: NDArray[Any], tensor: Tensor, location: str) -> NDArray[Any]:
     """Round a stacked tensor (K, *shape) to its new dtype, to nearest; finite numbers stay finite."""
+    # an overflow to infinity is reported below as an error, with the tensor's name
     with np.errstate(over="ignore"):
         rounded = np.asarray(values).astype(numpy_dtype(tensor.dtype))
     if tensor.dtype in DTYPES and bool((np.isfinite(values) & ~np.isfinite(rounded.astype(np.float32))).any()):
@@ -159,6 +158,7 @@ def _rounded(values: NDArray[Any], tensor: Tensor, location: str) -> NDArray[Any
 def _widened(weights: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
     """Convert floating point to float32, with the same values, for measuring."""
     return {
+        # numpy has no bfloat16 of its own, and torch.from_numpy refuses that of ml_dtypes
         name: torch.from_numpy(values if values.dtype.kind in "iub" else values.astype(np.float32))
         for name, values in weights.items()
     }

@@ -48,11 +48,13 @@ class MilestoneSchedule:
 
     def learning_rate_at(self, epoch: int) -> float:
         rate = self.learning_rate * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
+        # in epoch ``warmup`` - 1 the rate is reached, hence no branch for it
         if epoch + 1 < self.warmup:
             return self.warmup_from + (rate - self.warmup_from) * (epoch + 1) / self.warmup
         return rate
 
     def wrong_values(self) -> Iterator[tuple[str, str]]:
+        # not isinstance: TOML's true is a Python int
         if type(self.warmup) is not int or self.warmup < 0:
             yield "warmup", "an integer, at least 0"
         for name in ("learning_rate", "factor", "warmup_from"):

@@ -9,9 +9,9 @@ accuracies. The space of networks, ``builders.search_trials.SPACE``, is ours, an
 import dataclasses
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console, Group
@@ -26,10 +26,11 @@ from builders.train import open_trainer
 from ckptzoo.console import columns
 from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.format.durable import write_file
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import counted
 
 if TYPE_CHECKING:
-    from builders.search_trials import Failure, Network, Trials
+    from builders.search_trials import FailedTrial, TrainedNetwork, Trials
 
 OPTUNET, OPTUNET_PARAMETERS = "optunet", 392
 ENGINE = "single"
@@ -39,7 +40,7 @@ BEST, PICTURE = "best.toml", "pareto.png"
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchedNetworks(JsonFields):
     """The result of a search.
 
     ``name`` is the prefix of the recipe for this number of epochs, the members of a trial, and the seed; ``folder`` has
@@ -54,18 +55,13 @@ class Found:
     seed: int
     folder: Path
     trials: int
-    networks: "tuple[Network, ...]"
-    front: "tuple[Network, ...]"
-    best: "Network"
+    networks: "tuple[TrainedNetwork, ...]"
+    front: "tuple[TrainedNetwork, ...]"
+    best: "TrainedNetwork"
     max_parameters: int
-    failures: "tuple[Failure, ...]"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything, as JSON-ready values."""
-        return {**asdict(self), "folder": str(self.folder)}
+    failures: "tuple[FailedTrial, ...]"
 
     def print(self, console: Console | None = None) -> None:
-        """Print the front as a table, and where the files are, on a rich console, by default the standard output."""
         table = columns("architecture", "parameters", "accuracy", "of members", "trial")
         for network in self.front:
             least, most = min(network.accuracies), max(network.accuracies)
@@ -101,7 +97,7 @@ def search(
     device: str = "cpu",
     threads: int | None = None,
     console: Console | None = None,
-) -> Found:
+) -> SearchedNetworks:
     """Search until a folder has ``trials`` trials, failed ones included, and write the picture and the recipe of the
     best. Called again after it was stopped or killed, it continues; a larger number adds trials. Any number of
     processes may search in one folder at the same time. OptuNet is the first trial. A network that is drawn again is
@@ -202,6 +198,7 @@ def _make_trial(
         if trial is None:
             return None
         recipe = with_architecture(training.recipe, trial.architecture)
+        # TPE may draw a network again, and training it again would give the same accuracies
         accuracies = next(
             (item.accuracies for item in known.networks() if item.architecture == trial.architecture), None
         )
@@ -219,7 +216,7 @@ def _make_trial(
         return f"trial {trial.number}: {trial.architecture}: {result}"
 
 
-def _report(known: "Trials", whole: Recipe, training: _Training, folder: Path, max_parameters: int) -> Found:
+def _report(known: "Trials", whole: Recipe, training: _Training, folder: Path, max_parameters: int) -> SearchedNetworks:
     """Return the result of the trials; write the picture and the recipe of the best."""
     from builders.search_picture import pareto
     from ckptzoo.studies.shared.plots import png
@@ -236,7 +233,7 @@ def _report(known: "Trials", whole: Recipe, training: _Training, folder: Path, m
     title = f"{whole.name}: networks after {counted(training.recipe.epochs, 'epoch')}"
     published = next((network for network in networks if network.architecture == OPTUNET), None)
     write_file(folder / PICTURE, png(pareto(title, networks, front, best, published)))
-    return Found(
+    return SearchedNetworks(
         name=known.name,
         recipe=whole.name,
         epochs=training.recipe.epochs,

@@ -6,13 +6,17 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from builders.search_trials import Network
+from builders.search_trials import TrainedNetwork
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, styled
 
 
 @styled
 def pareto(
-    title: str, networks: Sequence[Network], front: Sequence[Network], best: Network, published: Network | None
+    title: str,
+    networks: Sequence[TrainedNetwork],
+    front: Sequence[TrainedNetwork],
+    best: TrainedNetwork,
+    published: TrainedNetwork | None,
 ) -> Figure:
     """Draw every network as a point, the front (by rising parameters) as stairs, the best and OptuNet as marks;
     ``published`` is None where OptuNet was not trained.
@@ -41,5 +45,5 @@ def pareto(
     return figure
 
 
-def _columns(networks: Sequence[Network]) -> tuple[list[int], list[float]]:
+def _columns(networks: Sequence[TrainedNetwork]) -> tuple[list[int], list[float]]:
     return [network.parameters for network in networks], [100 * network.accuracy for network in networks]

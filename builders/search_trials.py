@@ -57,12 +57,8 @@ _WAIT_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Network:
-    """A network that was trained.
-
-    ``trial`` is the number of its first trial; ``accuracy`` is the mean of ``accuracies``, which are those on the test
-    set from 0 to 1, one a member.
-    """
+class TrainedNetwork:
+    """A trained network, by its first ``trial``; its test ``accuracies``, one a member from 0 to 1, and their mean."""
 
     trial: int
     architecture: str
@@ -72,7 +68,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedTrial:
     """A trial that has no result."""
 
     trial: int
@@ -81,7 +77,7 @@ class Failure:
 
 
 @dataclass(frozen=True, eq=False)
-class Taken:
+class ClaimedTrial:
     """A trial that this process makes, with the name of its network."""
 
     number: int
@@ -108,6 +104,7 @@ class Trials:
                 known = {study.study_name for study in optuna.get_all_study_summaries(storage)}
                 if not known:
                     optuna.create_study(storage=storage, study_name=name, directions=["minimize", "maximize"])
+            # one search a folder: claims are named by trials alone
             if known - {name}:
                 step = "Choose another folder, or give the arguments of that search."
                 raise ZooError(Problem(str(folder), "search", name, ", ".join(sorted(known)), step))
@@ -117,7 +114,7 @@ class Trials:
             raise IntegrityError(Problem(str(path), "journal", "one that Optuna reads", got, step)) from error
 
     @contextmanager
-    def taken(self, limit: int) -> Iterator[Taken | None]:
+    def taken(self, limit: int) -> Iterator[ClaimedTrial | None]:
         """Yield a trial that this process is to make, until the end of the block; None where there are ``limit``."""
         with ExitStack() as stack:
             # no other process is to see a trial before it is claimed
@@ -125,35 +122,33 @@ class Trials:
                 trial = self._next(limit)
                 if trial is not None:
                     stack.enter_context(self._claims.held(_claim(trial.number)))
-            yield None if trial is None else Taken(trial.number, _architecture(trial.params), trial)
+            yield None if trial is None else ClaimedTrial(trial.number, _architecture(trial.params), trial)
 
     def ended(self) -> int:
         """Return how many trials have a result, or have failed."""
         return len(self._results()) + len(self.failures())
 
-    def networks(self) -> list[Network]:
+    def networks(self) -> list[TrainedNetwork]:
         """Return the networks with a result, in the order of their first trials."""
         return _networks(self._results())
 
-    def front(self) -> list[Network]:
-        """Return the Pareto front by rising parameters: networks than which no other has as few parameters and as good
-        an accuracy, and one of them better.
-        """
+    def front(self) -> list[TrainedNetwork]:
+        """Return the Pareto front by rising parameters."""
         return sorted(_networks(self._study.best_trials), key=lambda network: network.parameters)
 
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[FailedTrial]:
         """Return the trials that failed, in order, without lost ones."""
         failed = [trial for trial in self._counting() if trial.state == TrialState.FAIL]
-        return [Failure(trial.number, _architecture(trial.params), trial.user_attrs[_REASON]) for trial in failed]
+        return [FailedTrial(trial.number, _architecture(trial.params), trial.user_attrs[_REASON]) for trial in failed]
 
-    def tell(self, taken: Taken, parameters: int, accuracies: Sequence[float]) -> None:
+    def tell(self, taken: ClaimedTrial, parameters: int, accuracies: Sequence[float]) -> None:
         """Record the result of a trial: the accuracies of its members."""
         # RuntimeError: it was taken for lost, because this process sent no heartbeat for minutes
         with suppress(RuntimeError):
             taken.trial.set_user_attr(_ACCURACIES, list(accuracies))
             self._study.tell(taken.trial, [parameters, float(np.mean(accuracies))], skip_if_finished=True)
 
-    def tell_failure(self, taken: Taken, reason: str) -> None:
+    def tell_failure(self, taken: ClaimedTrial, reason: str) -> None:
         """Record that a trial has no result, and why."""
         with suppress(RuntimeError):
             taken.trial.set_user_attr(_REASON, reason)
@@ -161,6 +156,7 @@ class Trials:
 
     def _counting(self) -> list[FrozenTrial]:
         """Return the trials that have a result, have failed or are being made, in order."""
+        # not copied: trials are only read, and there may be thousands
         known = self._study.get_trials(deepcopy=False)
         return [
             trial
@@ -181,6 +177,7 @@ class Trials:
         if count >= limit:
             return None
         if count == 0:
+            # a point of comparison from the first trial on
             self._study.enqueue_trial(PUBLISHED)
         # each trial has random numbers of its own, whatever was drawn before and by whom
         seed = np.random.SeedSequence((self.seed, count)).generate_state(1)[0]
@@ -196,12 +193,12 @@ def _architecture(chosen: Mapping[str, Any]) -> str:
     return archs.optunet_name(*numbers, *((hidden,) if hidden else ()))
 
 
-def _networks(results: Sequence[FrozenTrial]) -> list[Network]:
+def _networks(results: Sequence[FrozenTrial]) -> list[TrainedNetwork]:
     """Return the networks of trials; for each that was drawn again, its first trial."""
-    first: dict[str, Network] = {}
+    first: dict[str, TrainedNetwork] = {}
     for trial in sorted(results, key=lambda trial: trial.number):
         name, (parameters, accuracy) = _architecture(trial.params), trial.values
-        network = Network(trial.number, name, int(parameters), accuracy, tuple(trial.user_attrs[_ACCURACIES]))
+        network = TrainedNetwork(trial.number, name, int(parameters), accuracy, tuple(trial.user_attrs[_ACCURACIES]))
         first.setdefault(name, network)
     return list(first.values())
 

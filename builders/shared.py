@@ -63,12 +63,8 @@ MAX_PART_BYTES = 32 * 2**30
 
 
 @dataclass(frozen=True)
-class Planned:
-    """The result of ``plan``.
-
-    ``prefix`` is the build's name, with which ids begin. ``units`` and ``members`` count what is to be trained: nothing
-    where the zoo holds them all.
-    """
+class PlannedBuild:
+    """The result of ``plan``: the prefix of ids, and the units and members to be trained, 0 where the zoo has all."""
 
     zoo: Path
     prefix: str
@@ -96,10 +92,8 @@ class Worked:
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of one ``merge``.
-
-    ``parts`` are the names of the new parts; ``units`` and ``checkpoints`` count what was added, ``left`` the units of
-    the plan that are not finished.
+    """The result of one ``merge``. ``parts`` are the names of the new parts; ``units`` and ``checkpoints`` count what
+    was added, ``left`` the units of the plan that are not finished.
     """
 
     parts: tuple[str, ...]
@@ -115,7 +109,7 @@ def plan(
     members: int,
     first_seed: int = 0,
     **options: Unpack[TrainingOptions],
-) -> Planned:
+) -> PlannedBuild:
     """Settle what is built, as ``builders.build.build`` does with the same arguments; nothing is trained. A repeated
     call finds the existing plan.
 
@@ -131,7 +125,7 @@ def plan(
         settled = request.settle(build_folder, measure_size)
     size = 0 if settled.plan is None else settled.plan.unit_size
     count = sum(len(unit.seeds) for unit in settled.units)
-    return Planned(request.root, request.recipe.prefix, len(settled.units), count, size)
+    return PlannedBuild(request.root, request.recipe.prefix, len(settled.units), count, size)
 
 
 def work(
@@ -180,6 +174,7 @@ def work(
         taken, spent = 0, 0.0
         try:
             taken, spent = job.train(order.units, console)
+        # the time is up, which is no error; a signal is one
         except Interrupted:
             if asked():
                 raise
@@ -228,6 +223,7 @@ def merge(to: str | Path, recipe: Recipe | str | Path | None = None, *, push_to:
             # what a call that was killed had added
             _publish(root, push_to)
         left = len(units) - len(ready)
+        # after publishing, so that a call that was killed before publishes again
         if not left:
             build_folder.remove()
     return Merged(tuple(parts), count, checkpoints, left)
@@ -243,11 +239,7 @@ def _publish(root: Path, address: str | None) -> None:
 
 @dataclass(frozen=True, eq=False)
 class WorkOrder:
-    """The units of a plan that a ``work`` is to train.
-
-    ``lacking`` are the requested units that the zoo lacks, ``units`` those of them that are neither finished nor set
-    aside.
-    """
+    """The requested units that the zoo is ``lacking``; ``units`` of them are neither finished nor set aside."""
 
     recipe: Recipe
     source: sources.Source
@@ -273,6 +265,7 @@ class WorkOrder:
         if plan.dataset_digest != source.digest:
             step = "Name the folder of the data that it was planned with by --data."
             raise ZooError(Problem(str(root), "data of the plan", plan.dataset_digest, source.digest, step))
+        # plans of older versions have no ``code``
         if plan.code not in (None, code_version()):
             step = "Work with that, so that all checkpoints are of one version, or plan the rest into another zoo."
             raise ZooError(Problem(str(root), "versions", str(plan.code), code_version(), step))
@@ -290,13 +283,10 @@ class WorkOrder:
         return cls(recipe, source, build_folder, plan, lacking, units)
 
     def is_finished(self, unit: Unit) -> bool:
-        """Return whether everything of a unit is stored."""
         return self.build_folder.is_finished(unit, self.plan.keep_steps)
 
     def worked(self, finished: Collection[str], failed: Mapping[str, str], member_steps: int, seconds: float) -> Worked:
-        """Return the result, from the names of the units that were finished here, and the errors of those that failed
-        here.
-        """
+        """Return the result, from the names of the units that were finished here, and the errors of the failed ones."""
         done = [item for item in self.units if item.name in finished]
         left = [item for item in self.lacking if not (item in done or self.is_finished(item))]
         if not self.build_folder.folder.exists():
@@ -346,11 +336,11 @@ def find_plan(root: Path, recipe: Recipe | str | Path | None) -> tuple[Recipe, B
     else:
         recipe = Recipe.of(recipe)
         build_folder = BuildFolder(root / WORK_FOLDER / recipe.prefix)
-        found = build_folder.settle_plan(None, BuildPlan) if build_folder.folder.is_dir() else None
-        if found is None:
+        plan = build_folder.settle_plan(None, BuildPlan) if build_folder.folder.is_dir() else None
+        if plan is None:
             step = f"Plan it first: python -m builders plan {recipe.name} --members N --to {root}."
             raise ZooError(Problem(str(root), f"plan of {recipe.prefix}", "one", "none", step))
-        settled = found
+        settled = plan
     expected = build_folder.folder.name
     if (settled.recipe, settled.prefix, expected) != (recipe.digest, recipe.prefix, recipe.prefix):
         step, got = "Give the build up by removing that folder.", f"one of {settled.prefix}"
@@ -383,7 +373,6 @@ def _planned_recipe(settled: BuildPlan, location: str, root: Path) -> Recipe:
 
 
 def _chosen(units: Sequence[Unit], name: str | None, share: tuple[int, int] | None, *, location: str) -> list[Unit]:
-    """Return the requested units."""
     if name is not None:
         chosen = [unit for unit in units if unit.name == name]
         if not chosen:
@@ -401,9 +390,11 @@ def _chosen(units: Sequence[Unit], name: str | None, share: tuple[int, int] | No
 
 def _refuse_unsealed(build_folder: BuildFolder, settled: BuildPlan, units: Sequence[Unit]) -> None:
     """Refuse a merge while there are checkpoints without a digest, which cannot be compared with what was trained."""
-    found = [unit.name for unit in units if any(build_folder.has_unsealed(unit, step) for step in settled.keep_steps)]
-    if found:
-        got = f"files without a digest of {counted(len(found), 'unit')}: {excerpt(', '.join(found))}"
+    unsealed = [
+        unit.name for unit in units if any(build_folder.has_unsealed(unit, step) for step in settled.keep_steps)
+    ]
+    if unsealed:
+        got = f"files without a digest of {counted(len(unsealed), 'unit')}: {excerpt(', '.join(unsealed))}"
         raise IntegrityError(Problem(str(build_folder.folder), "saved work", "files with a digest", got, WORK_AGAIN))
 
 

@@ -30,9 +30,7 @@ _RETRY_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Submitted:
-    """The number of the submitted job, the number of its tasks, and the folder of its logs, ``<job>_<task>_0_log.out``
-    and ``.err``.
-    """
+    """The job's number, that of its tasks, and the folder of its logs, ``<job>_<task>_0_log.out`` and ``.err``."""
 
     job: str
     tasks: int
@@ -41,9 +39,8 @@ class Submitted:
 
 @dataclass(frozen=True)
 class ArrayTask:
-    """The work of one task of the array; submitit stores it as a file, which the task reads.
-
-    ``seconds`` is the length of one turn; ``options`` are further arguments of ``builders.shared.work``.
+    """The work of one task of the array; submitit stores it as a file, which the task reads. ``seconds`` is the length
+    of one turn; ``options`` are further arguments of ``builders.shared.work``.
     """
 
     to: Path
@@ -125,6 +122,7 @@ def submit(
     if (threads := options.get("threads")) is not None and device == "cpu":
         parameters["cpus_per_task"] = threads
     try:
+        # submitit gives a task up after three time-outs by default, and here a turn may end in one
         executor = SlurmExecutor(folder, max_num_timeout=sys.maxsize)
     except RuntimeError:
         step = "Run this where sbatch is, or see `python -m builders submit --print` for other schedulers."
@@ -150,9 +148,8 @@ def submit(
 
 
 def command(zoo: str, seconds: float, options: Mapping[str, Any]) -> str:
-    """Return the shell command that any scheduler may run any number of times at once.
-
-    ``options`` are those of ``work`` with their values; those that are None are left out.
+    """Return the shell command that any scheduler may run any number of times at once. ``options`` are those of
+    ``work`` with their values; those that are None are left out.
     """
     words = [sys.executable, "-m", "builders", "work", zoo, "--for", f"{seconds:.0f}s"]
     for name, value in options.items():

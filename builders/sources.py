@@ -24,6 +24,7 @@ def load_gaussians(recipe: GaussianRecipe) -> Table:
     """
     arrays: list[NDArray[np.float32]] = []
     for number, count in enumerate((recipe.train, recipe.test)):
+        # the recipe's counts are multiples of the number of centres
         labels = np.repeat(np.arange(len(recipe.centres)), count // len(recipe.centres))
         centres = np.array(recipe.centres, dtype=np.float64)
         points = centres[labels] + normals(recipe.data_seed, number, count, centres.shape[1])

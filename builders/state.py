@@ -50,6 +50,7 @@ class TrainingState:
             name: tensor.to(dtype_of(recipe)) if tensor.is_floating_point() else tensor
             for name, tensor in weights.items()
         }
+        # buffers are no parameters of the optimiser
         moved = [tensor.name for tensor in recipe.arch.tensors if tensor.kind != "buffer"] if recipe.momentum else []
         return cls(keys, weights, {name: torch.zeros_like(weights[name]) for name in moved})
 

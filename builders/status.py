@@ -38,10 +38,7 @@ class UnitStatus:
 
 @dataclass(frozen=True)
 class BuildStatus:
-    """The status of one build, with all its units in order.
-
-    ``steps`` counts the optimiser steps of a unit; ``seconds`` is the time since the build was planned.
-    """
+    """The status of one build, with all its units in order; ``seconds`` are those since it was planned."""
 
     prefix: str
     units: tuple[UnitStatus, ...]
@@ -70,7 +67,6 @@ class BuildStatus:
         return sum(unit.members * unit.saved for unit in self.units)
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything, as JSON-ready values."""
         return {
             "build": self.prefix,
             "seconds": self.seconds,
@@ -81,7 +77,6 @@ class BuildStatus:
         }
 
     def print(self, console: Console) -> None:
-        """Print ``rendered``."""
         console.print(self.rendered())
 
     def rendered(self) -> Group:
@@ -112,14 +107,11 @@ def _where(holder: Holder, steps: int) -> tuple[str, str, str]:
 
 
 def status(to: str | Path) -> tuple[BuildStatus, ...]:
-    """Return the status of the builds in a zoo's folder.
-
-    Raises ZooError: there is no such folder, or a plan cannot be read.
-    """
+    """Return the status of the builds in a zoo's folder; raises ZooError without one, or if a plan cannot be read."""
     root = Path(to).absolute()
     if not root.is_dir():
         raise ZooError(Problem(str(root), "a zoo", "a folder", "nothing", "Plan a build there first."))
-    return tuple(found for plan in member_plans(root) if (found := _status_of(root, *plan)) is not None)
+    return tuple(status for plan in member_plans(root) if (status := _status_of(root, *plan)) is not None)
 
 
 def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:
@@ -136,8 +128,10 @@ def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:
 def _status_of(root: Path, build_folder: BuildFolder, settled: BuildPlan) -> BuildStatus | None:
     """Return the status of one plan; None where the build ended at this moment."""
     try:
+        # one listing, because each look at a file of a shared folder asks its server
         names = {item.name for item in build_folder.folder.iterdir()}
         holders = Claims(build_folder.folder).holders()
+        # the clock of a file server may be ahead
         seconds = max(0.0, time.time() - (build_folder.folder / PLAN).stat().st_mtime)
     except FileNotFoundError:
         return None

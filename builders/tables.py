@@ -14,16 +14,15 @@ from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
 from ckptzoo.image_sets import FOLDER_VARIABLE
 from ckptzoo.loader.permutation import derive_key, keyed_permutation
 
+# recipes have means and deviations with about seven digits
 _TOLERANCE = 1e-4
 """The largest difference of a mean or deviation from the recipe's, in deviations."""
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A training and a test set of rows.
-
-    Inputs are (N, D) float32, as the network sees them, and targets (N,) float32, as the loss sees them: labels from 0,
-    or numbers.
+    """A training and a test set of rows. Inputs are (N, D) float32, as the network sees them, and targets (N,) float32,
+    as the loss sees them: labels from 0, or numbers.
     """
 
     name: str

@@ -56,7 +56,6 @@ class Trainer:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe that is trained."""
         return self.data_source.recipe
 
     def start(self, seeds: Sequence[int], weights: Mapping[str, NDArray[Any]] | None = None) -> TrainingState:
@@ -74,6 +73,7 @@ class Trainer:
                 return
             groups = state.split(self._group_size(len(state)))
             for done in [self.workers.submit(self.engine, self.data_source, group, stop) for group in groups]:
+                # raises what a worker raised
                 done.result()
             state.step = stop
 
@@ -176,10 +176,10 @@ def _one_by_one(module: torch.nn.Module, weights: Mapping[str, torch.Tensor], in
 @cache
 def largest_result(architecture: str, input_shape: tuple[int, ...]) -> int:
     """Return the bytes of the largest output of a module within a network, for one example in float32."""
-    found: list[int] = []
+    measured: list[int] = []
 
     def note(module: torch.nn.Module, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        found.append(4 * output.numel())
+        measured.append(4 * output.numel())
 
     # tensors of the device "meta" have shapes and no numbers
     with torch.device("meta"), torch.inference_mode():
@@ -187,7 +187,7 @@ def largest_result(architecture: str, input_shape: tuple[int, ...]) -> int:
         for module in network.modules():
             module.register_forward_hook(note)
         network(torch.empty(1, *input_shape))
-    return max(found)
+    return max(measured)
 
 
 @contextmanager
@@ -290,6 +290,7 @@ def _check_shapes(recipe: Recipe, source: Source) -> None:
     try:
         with torch.inference_mode():
             got = str(tuple(archs.get(recipe.architecture)()(torch.zeros(1, *raw.shape[1:])).shape))
+    # torch's error for shapes that do not fit
     except RuntimeError as error:
         got = f"{type(error).__name__}: {error}"
     if got != str(expected):
@@ -299,10 +300,7 @@ def _check_shapes(recipe: Recipe, source: Source) -> None:
 
 
 def device_kind(device: str) -> str:
-    """Return the kind of an available device, ``"cpu"`` or ``"cuda"``.
-
-    Raises ZooError: there is no such device.
-    """
+    """Return the kind of an available device, ``"cpu"`` or ``"cuda"``. Raises ZooError: there is no such device."""
     kind = device.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise ZooError(Problem("build", "device", "cpu or cuda", device, "Choose one of them with --device."))

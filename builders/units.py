@@ -24,11 +24,9 @@ _SPAN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Taken:
-    """Steps of a unit that were just taken.
-
-    ``step`` counts the optimiser steps of the unit so far; ``member_steps`` those of all members together since the
-    last time, and ``seconds`` their time.
+class StepsTaken:
+    """Steps of a unit that were just taken. ``step`` counts the optimiser steps of the unit so far; ``member_steps``
+    those of all members together since the last time, and ``seconds`` their time.
     """
 
     step: int
@@ -38,10 +36,8 @@ class Taken:
 
 @dataclass(frozen=True, eq=False)
 class UnitTraining(ABC):
-    """Brings units from where they were saved to their ends.
-
-    At most ``save_seconds`` of work are lost when the process is killed; more where saving takes more than 1 % of it.
-    ``counter`` counts the joules that the device uses.
+    """Brings units from where they were saved to their ends. At most ``save_seconds`` of work are lost when the process
+    is killed; more where saving takes more than 1 % of it. ``counter`` counts the joules that the device uses.
     """
 
     build_folder: BuildFolder
@@ -90,9 +86,7 @@ class UnitTraining(ABC):
         """Return how long the whole will take at a number of member-steps a second."""
 
     def train(self, units: Sequence[Unit], console: Console) -> tuple[int, float]:
-        """Train units that are not finished, and held by no other process; return the member-steps and the seconds
-        taken.
-        """
+        """Train unfinished units that no other process holds; return the member-steps and the seconds taken."""
         finished = [unit for unit in units if self.is_finished(unit)]
         members = sum(len(unit.seeds) for unit in units)
         ready = sum(len(unit.seeds) for unit in finished)
@@ -147,7 +141,7 @@ class UnitTraining(ABC):
                 return False
         return True
 
-    def proceed(self, unit: Unit) -> Iterator[Taken]:
+    def proceed(self, unit: Unit) -> Iterator[StepsTaken]:
         """Train one unit from where it was saved to its end.
 
         The first value has the steps before the last save, each later one those of a span; it counts none where the
@@ -156,9 +150,10 @@ class UnitTraining(ABC):
         state = self.start(unit)
         total = self.build_folder.restore(unit, state)
         if not all(self.is_stored(unit, stop) for stop in self.stops(unit) if stop < state.step):
+            # at_stop stores the checkpoints of a step when it is there, and a state cannot go back
             # it has passed what somebody has removed since
             state, total = self.start(unit), Spent()
-        yield Taken(state.step, state.step * len(state), 0.0)
+        yield StepsTaken(state.step, state.step * len(state), 0.0)
         # a guess, until the first span has shown how long a step takes
         span, saved, interval = self.trainer.first_span, time.monotonic(), self.save_seconds
         for stop in self.stops(unit):
@@ -166,22 +161,24 @@ class UnitTraining(ABC):
                 first, end = state.step, min(stop, state.step + span)
                 used = spent(lambda end=end: self.trainer.advance(state, end), self.counter)
                 total += used
-                yield Taken(state.step, (end - first) * len(state), used.seconds)
+                yield StepsTaken(state.step, (end - first) * len(state), used.seconds)
                 span = max(1, round((end - first) * _SPAN_SECONDS / max(used.seconds, 1e-6)))
                 stop_now, began = self.should_stop(), time.monotonic()
                 if stop_now or began - saved >= interval:
                     self.build_folder.save(unit, state, total)
-                    yield Taken(state.step, 0, 0.0)
+                    yield StepsTaken(state.step, 0, 0.0)
                     saved = time.monotonic()
                     interval = max(self.save_seconds, (saved - began) / _SAVING_SHARE)
                 if stop_now:
+                    # after the save: what was asked to stop has lost nothing
                     raise Interrupted(
                         f"{unit.name}: stopped at step {state.step} and saved. Run the same command to carry on."
                     )
             if state.step == stop:
                 self.at_stop(unit, state, total)
-                yield Taken(state.step, 0, 0.0)
+                yield StepsTaken(state.step, 0, 0.0)
         self.finish(unit)
+        # last: a process that is killed before takes the unit up at its end
         self.build_folder.forget_state(unit)
 
     def _report(self, progress: Progress, member_steps: int, seconds: float) -> None:

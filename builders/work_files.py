@@ -38,15 +38,14 @@ def sealed(arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, str]) -> byte
     """Return the content of a file."""
     data = bytearray(save(dict(arrays), metadata={**facts, "seal": _UNSEALED}))
     # safetensors escapes quotes within values, so that this is in the header once
-    place = data.index(f'"seal":"{_UNSEALED}"'.encode()) + len('"seal":"')
-    data[place : place + len(_UNSEALED)] = hashlib.sha256(data).hexdigest().encode()
+    start = data.index(f'"seal":"{_UNSEALED}"'.encode()) + len('"seal":"')
+    data[start : start + len(_UNSEALED)] = hashlib.sha256(data).hexdigest().encode()
     return data
 
 
 def read_facts(path: Path, expected: Mapping[str, str]) -> Mapping[str, str] | None:
-    """Return the metadata of a file, without a look at its tensors; None where there is none with a seal.
-
-    Raises IntegrityError: it is no file, is damaged, or belongs to another unit, step or plan than ``expected``.
+    """Return the metadata of a file, without a look at its tensors; None where there is none with a seal. Raises
+    IntegrityError: it is no file, is damaged, or belongs to another unit, step or plan than ``expected``.
     """
     if not _is_there(path):
         return None
@@ -57,6 +56,7 @@ def read_facts(path: Path, expected: Mapping[str, str]) -> Mapping[str, str] | N
         return None
     except SafetensorError as error:
         raise _damaged(path, "a whole safetensors file", str(error)) from error
+    # before the other facts: files of older versions have none of them
     if "seal" not in facts:
         return None
     for name, value in expected.items():
@@ -66,9 +66,7 @@ def read_facts(path: Path, expected: Mapping[str, str]) -> Mapping[str, str] | N
 
 
 def read(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, NDArray[Any]], Mapping[str, str]] | None:
-    """Return the tensors and the metadata of a file, after all its bytes were compared with its seal; see
-    ``read_facts``.
-    """
+    """Return tensors and metadata of a file, all of whose bytes were compared with its seal; see ``read_facts``."""
     facts = read_facts(path, expected)
     if facts is None:
         return None
@@ -82,9 +80,8 @@ def read(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, NDArray[Any
 
 
 def read_small(path: Path) -> bytes:
-    """Return the bytes of a file that may be replaced by anything, such as a pipe, which would block a reader.
-
-    Raises FileNotFoundError: there is none. Raises IntegrityError: it is no file.
+    """Return the bytes of a file that may be replaced by anything, such as a pipe, which would block a reader. Raises
+    FileNotFoundError: there is none. Raises IntegrityError: it is no file.
     """
     try:
         with open(path, "rb", opener=regular) as file:
@@ -111,16 +108,17 @@ def _check_seal(path: Path) -> None:
     """Compare all bytes with the seal in the header."""
     total = hashlib.sha256()
     with open(path, "rb", opener=regular) as file:
+        # safetensors: 8 bytes with the length of the header, little-endian, then the header in JSON, then the tensors
         length = file.read(8)
         header = file.read(int.from_bytes(length, "little"))
-        found = _SEAL.search(header)
-        if found is None:
+        matched = _SEAL.search(header)
+        if matched is None:
             raise _damaged(path, "a seal in its header", "none")
-        total.update(length + header[: found.start(1)] + _UNSEALED.encode() + header[found.end(1) :])
+        total.update(length + header[: matched.start(1)] + _UNSEALED.encode() + header[matched.end(1) :])
         while data := file.read(_READ_BYTES):
             total.update(data)
-    if total.hexdigest().encode() != found[1]:
-        raise _damaged(path, f"bytes with the digest {found[1].decode()[:12]}", total.hexdigest()[:12])
+    if total.hexdigest().encode() != matched[1]:
+        raise _damaged(path, f"bytes with the digest {matched[1].decode()[:12]}", total.hexdigest()[:12])
 
 
 def _damaged(path: Path, expected: str, got: str) -> IntegrityError:

@@ -35,14 +35,15 @@ def engines_held(contents: Contents, recipe: Recipe) -> Counter[str]:
 
 def engines_of(extras: Iterable[str | None]) -> Counter[str]:
     """Count the engines that rows name in their ``extra``."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     # the rows of a unit have one text
     for text, count in Counter(extras).items():
         extra = json.loads(text or "{}")
+        # other writers put any JSON into this column
         name = extra.get("engine") if isinstance(extra, dict) else None
         if isinstance(name, str):
-            found[name] += count
-    return found
+            counts[name] += count
+    return counts
 
 
 def engine_for(

@@ -38,6 +38,7 @@ _PUBLIC = {
     "pull_collection": "ckptzoo.hub.pull",
     "push": "ckptzoo.hub.push",
     "push_collection": "ckptzoo.hub.push",
+    "catalogue": "ckptzoo.schema.catalogue",
     "import_zoo": "ckptzoo.hub.imports",
     "contribute": "ckptzoo.hub.contributions.contribute",
     "review": "ckptzoo.hub.contributions.review",
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
     from ckptzoo.schema.architecture import Architecture as Architecture
     from ckptzoo.schema.architecture import Tensor as Tensor
     from ckptzoo.schema.card import Card as Card
+    from ckptzoo.schema.catalogue import catalogue as catalogue
 
 
 def __getattr__(name: str) -> Any:

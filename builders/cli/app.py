@@ -24,6 +24,7 @@ app = typer.Typer(
     help="Train zoos of checkpoints from recipes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    # completion would write into the shell's start files
     add_completion=False,
 )
 # in the order of python -m builders --help

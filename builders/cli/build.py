@@ -14,7 +14,7 @@ from builders.cli.options import (
     AsJson,
     FirstSeed,
     Members,
-    MemberTraining,
+    MemberTrainingOptions,
     NewZoo,
     PlanChoice,
     PlannedZoo,
@@ -44,7 +44,7 @@ def build(
     recipe: RecipeName,
     members: Members,
     to: NewZoo,
-    training: MemberTraining,
+    training: MemberTrainingOptions,
     first_seed: FirstSeed = 0,
     save_every: SaveEvery = 20,
     predictions: Predictions = False,
@@ -53,6 +53,7 @@ def build(
 
     Stopped or killed at any moment, the same command carries on; when the zoo holds them all, it adds nothing.
     """
+    # imported in the command: torch takes seconds, which --help and mistakes need not wait for
     from builders.build import build as train
 
     def report(built: "Built", console: Console) -> None:
@@ -75,7 +76,7 @@ def planted(
         int, typer.Option(min=1, max=1_000_000, help="How many initial networks, each with its reference and members.")
     ],
     to: NewZoo,
-    training: MemberTraining,
+    training: MemberTrainingOptions,
     save_every: SaveEvery = 20,
     predictions: Predictions = False,
 ) -> None:
@@ -99,7 +100,9 @@ def planted(
 
 
 @expand_dataclasses
-def plan(recipe: RecipeName, members: Members, to: NewZoo, training: MemberTraining, first_seed: FirstSeed = 0) -> None:
+def plan(
+    recipe: RecipeName, members: Members, to: NewZoo, training: MemberTrainingOptions, first_seed: FirstSeed = 0
+) -> None:
     """Settle what is to be trained, in units, for any number of work processes; nothing is trained.
 
     With the same arguments as build, which is plan, work and merge in one process.
@@ -118,7 +121,9 @@ def work(
     choice: PlanChoice,
     settings: Work,
     unit: Annotated[str | None, typer.Option(metavar="NAME", help="Only this unit; status lists them.")] = None,
-    share: Annotated[str, typer.Option(metavar="I/N", help="Only every N-th unit, from the I-th, from 0.")] = "",
+    share: Annotated[
+        str, typer.Option(metavar="I/N", help="Only every N-th unit, beginning with the I-th, counted from 0.")
+    ] = "",
     duration: Annotated[
         str, typer.Option("--for", metavar="TIME", help="Stop after 90s, 50m or 8h, when all is saved.")
     ] = "",
@@ -225,17 +230,17 @@ def status(
     if watch and not as_json:
         show(to, console_of())
         return
-    found = find(to)
-    if not found and not (to / layout.ZOO).exists():
+    plans = find(to)
+    if not plans and not (to / layout.ZOO).exists():
         step = "Plan members first: python -m builders plan RECIPE --members N --to FOLDER."
         raise ZooError(Problem(str(to), "zoo", "one with plans", "a folder that is no zoo", step))
     if as_json:
-        print(json.dumps([item.to_json() for item in found], indent=2, allow_nan=False))
+        print(json.dumps([item.to_json() for item in plans], indent=2, allow_nan=False))
         return
     console = console_of()
-    for item in found:
+    for item in plans:
         item.print(console)
-    if not found:
+    if not plans:
         console.print(f"{to}: nothing is planned; all that was is in the zoo.", highlight=False, soft_wrap=True)
 
 
@@ -243,11 +248,11 @@ def status(
 def estimate(
     recipe: RecipeName,
     members: Annotated[int, typer.Option(min=1, max=10_000_000, help="How many members are to be trained.")],
-    training: MemberTraining,
+    training: MemberTrainingOptions,
     predictions: Predictions = False,
     devices: Annotated[int, typer.Option(min=1, help="How many devices such as this one work side by side.")] = 1,
     price: Annotated[
-        float | None, typer.Option(metavar="NUMBER", min=0, help="Of an hour of a device, in any currency.")
+        float | None, typer.Option(metavar="NUMBER", min=0, help="The price of an hour of a device, in any currency.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -296,7 +301,7 @@ def _work_on(on: str | None) -> "Callable[..., Worked]":
 def _train(
     train: "Callable[..., Built]",
     report: "Callable[[Built, Console], None]",
-    training: MemberTraining,
+    training: MemberTrainingOptions,
     recipe: str,
     to: Path,
     *,

@@ -47,7 +47,10 @@ def posterior(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another value of a setting; repeatable.")
     ] = None,
     share: Annotated[
-        str, typer.Option(metavar="I/N", help="Only every N-th unit, from the I-th, from 0; others take the rest.")
+        str,
+        typer.Option(
+            metavar="I/N", help="Only every N-th unit, beginning with the I-th, counted from 0; others take the rest."
+        ),
     ] = "",
     on: On = None,
     save_every: SaveEvery = 20,
@@ -94,7 +97,7 @@ def posteriors(
     modes: Annotated[int, typer.Option(min=2, help="How many modes stand for several.")] = 10,
     draws: Annotated[int, typer.Option(min=1, help="Draws of each of several modes.")] = 10,
     one_mode_draws: Annotated[int, typer.Option(min=2, help="Draws of one mode.")] = 100,
-    replicates: Annotated[int, typer.Option(min=1, help="How often all of it is done, with other modes.")] = 3,
+    replicates: Annotated[int, typer.Option(min=1, help="Repetitions of all of it, with other modes.")] = 3,
     ensemble: Annotated[int, typer.Option(min=2, help="Members of an ensemble.")] = 100,
     data: DataFolder = None,
     device: Device = "cpu",

@@ -3,10 +3,12 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+from ckptzoo.cli.options import Result
 
 if TYPE_CHECKING:
     from builders.recipe import Recipe
@@ -97,7 +99,7 @@ class Training(RecipeChanges):
 
 
 @dataclass(frozen=True)
-class MemberTraining(Training):
+class MemberTrainingOptions(Training):
     """The options of plain training of members."""
 
     keep_steps: KeepSteps = ""
@@ -117,6 +119,7 @@ class PlanChoice:
             metavar="ZOO", help="The zoo's folder, with a recipe as the argument: chooses one of several plans."
         ),
     ] = None
+    # hidden: a folder with one plan, the usual case, needs none of them
     epochs: Annotated[int | None, typer.Option(min=1, hidden=True)] = None
     precision: Annotated[str | None, typer.Option(hidden=True)] = None
     architecture: Annotated[str | None, typer.Option(hidden=True)] = None
@@ -151,6 +154,7 @@ class Work:
 
     def options(self) -> dict[str, Any]:
         """Return keyword arguments of ``builders.shared.work``."""
+        # a task of a cluster starts in another folder
         folder = None if self.data is None else self.data.absolute()
         return {"folder": folder, "device": self.device, "threads": self.threads, "save_seconds": self.save_every}
 
@@ -161,19 +165,7 @@ class Work:
         return {"data": options.pop("folder"), **options, "save-every": save_every}
 
 
-class Report(Protocol):
-    """A result that people and programs can read."""
-
-    def print(self, console: Console | None = None) -> None:
-        """Print it for people."""
-        ...
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it for programs."""
-        ...
-
-
-def print_report(report: Report, as_json: bool) -> None:
+def print_report(report: Result, as_json: bool) -> None:
     """Print a result for people, or as JSON."""
     if as_json:
         print(json.dumps(report.to_json(), indent=2, allow_nan=False))
@@ -211,6 +203,7 @@ def parse_seconds(text: str) -> float:
         seconds = float(text[:-1]) * units[text[-1:]]
     except (KeyError, ValueError):
         seconds = 0.0
+    # the comparison is false for NaN, too
     if not 0 < seconds < _CENTURY:
         raise typer.BadParameter(f"expected a time such as 90s, 50m or 8h, got {text!r:.80}.", param_hint="--for")
     return seconds

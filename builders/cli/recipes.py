@@ -66,13 +66,14 @@ def round_weights(
 
 def search(
     recipe: RecipeName,
-    to: Annotated[Path, typer.Option(metavar="FOLDER", help="Of the search; made where there is none.")],
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="The folder of the search; made where there is none.")],
     trials: Annotated[int, typer.Option(min=1, help="How many trials the folder is to have.")] = 100,
-    epochs: Annotated[int, typer.Option(min=1, help="Of a trial.")] = 8,
-    members: Annotated[int, typer.Option(min=1, help="Of a trial: its accuracy is their mean.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Of the choices; the same for all processes of a search.")] = 0,
+    epochs: Annotated[int, typer.Option(min=1, help="Epochs of a trial.")] = 8,
+    members: Annotated[int, typer.Option(min=1, help="Members trained in a trial, whose accuracy is their mean.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the choices; the same for all processes of a search.")] = 0,
     max_parameters: Annotated[
-        int, typer.Option(min=1, help="The recipe written is of the most accurate network with at most these.")
+        int,
+        typer.Option(min=1, help="The largest number of parameters of the network whose recipe is written."),
     ] = 392,
     data: DataFolder = None,
     device: Device = "cpu",
@@ -86,7 +87,7 @@ def search(
     """
     from builders.search import search as run
 
-    found = run(
+    networks = run(
         recipe,
         to,
         trials=trials,
@@ -99,7 +100,7 @@ def search(
         threads=threads,
         console=console_of(stderr=as_json),
     )
-    print_report(found, as_json)
+    print_report(networks, as_json)
 
 
 def recipes() -> None:
@@ -120,7 +121,9 @@ def inputs(
     recipe: RecipeName,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The .npy file to write.")],
     data: DataFolder = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only this many, the first.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="How many images, the first of the set; by default all.")
+    ] = None,
 ) -> None:
     """Write test inputs as the network sees them, float32: images (N, 1, 28, 28), rows (N, D); for certificates."""
     import io
@@ -135,6 +138,7 @@ def inputs(
         raise typer.BadParameter(f"expected a name that ends in .npy, got {output.name!r}.", param_hint="--output")
     wanted = Recipe.load(recipe)
     arrays = sources.test_inputs(wanted, sources.load(wanted, data), limit)
+    # np.save would write into the file itself; write_file replaces it whole
     buffer = io.BytesIO()
     np.save(buffer, arrays, allow_pickle=False)
     write_file(output, buffer.getvalue())

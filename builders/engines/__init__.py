@@ -58,12 +58,14 @@ class _Abilities:
             yield f"needs {self.package}"
         if not re.fullmatch(self.architectures, recipe.architecture):
             yield f"trains {self.architectures} alone"
+        # members under vmap or in one stacked product would share the running statistics of one module
         elif not self.buffers and any(tensor.kind == "buffer" for tensor in recipe.arch.tensors):
             yield "trains no architecture with buffers (BatchNorm has some)"
         if device not in self.devices:
             yield f"does not train on {device}"
         if recipe.precision not in self.precisions:
             yield f"does not train in {recipe.precision}"
+        # TensorFloat-32 is a mode of NVIDIA's tensor cores, from Ampere on
         elif recipe.precision == TF32 and device != "cuda":
             yield f"has no {TF32} on {device}"
         if recipe.dropout and not self.dropout:
@@ -140,10 +142,7 @@ def is_one_at_a_time(name: str) -> bool:
 
 
 def get(name: str) -> Engine:
-    """Return an engine by name.
-
-    Raises UnknownNameError: no such engine. Raises MissingExtraError: a package that it needs is not installed.
-    """
+    """Return an engine by name; raises UnknownNameError, or MissingExtraError if a package that it needs is missing."""
     if name not in _ENGINES:
         raise UnknownNameError("builders", "engine", name, names())
     engine = _ENGINES[name]
@@ -165,25 +164,25 @@ def gradient_steps(name: str) -> GradientSteps:
 def usable(recipe: Recipe, device: str = "cpu") -> tuple[str, ...]:
     """Return the engines that are installed and can train a recipe on a device, the fastest of the measured last."""
     kind = device.partition(":")[0]
+    # the order of the dictionary is that of measured speed
     return tuple(name for name, engine in _ENGINES.items() if not any(engine.reasons(recipe, kind)))
 
 
 def fastest(recipe: Recipe, device: str = "cpu") -> str:
-    """Return the fastest of the measured engines that are installed and can train a recipe on a device.
-
-    Raises ZooError: there is none; the message says why of every engine that knows the architecture.
+    """Return the fastest of the measured engines that are installed and can train a recipe on a device. Raises
+    ZooError: there is none; the message says why of every engine that knows the architecture.
     """
-    if found := usable(recipe, device):
-        return found[-1]
+    if engines := usable(recipe, device):
+        return engines[-1]
     raise refusal(recipe, device)
 
 
 def refusal(recipe: Recipe, device: str, name: str | None = None) -> ZooError:
     """Return the error that says why an engine, or none of them, trains a recipe on a device."""
-    kind, found = device.partition(":")[0], usable(recipe, device)
+    kind, engines = device.partition(":")[0], usable(recipe, device)
     if name is not None:
         got, step = f"{name}, which {' and '.join(_ENGINES[name].reasons(recipe, kind))}", "Choose one of them."
-        return ZooError(Problem(recipe.architecture, "engine", " or ".join(found) or "another one", got, step))
+        return ZooError(Problem(recipe.architecture, "engine", " or ".join(engines) or "another one", got, step))
     reasons = (
         f"{engine} {' and '.join(abilities.reasons(recipe, kind))}"
         for engine, abilities in _ENGINES.items()

@@ -25,10 +25,8 @@ def advance(data_source: Feed, state: TrainingState, stop: int) -> None:
 
 
 def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
-    """Yield the steps with their gradients.
-
-    Raises ZooError: the architecture has buffers (such as BatchNorm's), which the members could not share, or the
-    recipe drops inputs of a last layer that is not ``torch.nn.Linear``.
+    """Yield the steps with their gradients. Raises ZooError: the architecture has buffers (such as BatchNorm's), which
+    the members could not share, or the recipe drops inputs of a last layer that is not ``torch.nn.Linear``.
     """
     recipe = data_source.recipe
     model = archs.get(recipe.architecture)().to(data_source.device)
@@ -47,6 +45,7 @@ def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop
     stacked = torch.func.vmap(torch.func.grad(loss))
 
     def gradient(batch: TrainingBatch, weights: Tensors) -> Tensors:
+        # vmap takes no None; without dropout ``loss`` ignores the argument
         scales = batch.targets if batch.scales is None else batch.scales
         return stacked(weights, batch.inputs, batch.targets, scales)
 

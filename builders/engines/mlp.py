@@ -24,6 +24,7 @@ from builders.state import Tensors, TrainingState
 
 Activation = tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[torch.Tensor], torch.Tensor]]
 """A function in place, and its derivative in terms of its value."""
+# the last bit of a tanh in single precision depends on where in memory a number is
 _TANH: Activation = (lambda value: value.copy_(torch.tanh(value.double())), lambda value: 1 - value.square())
 _RELU: Activation = (torch.relu_, lambda value: (value > 0).to(value.dtype))
 
@@ -64,6 +65,7 @@ def _gradients(weights: Tensors, batch: TrainingBatch, loss: Loss, activation: A
             values[-1] = values[-1] * scales
         bias, size = weights[f"{layer}.bias"].movedim(0, -1)[:, None], values[-1].shape[1]
         totals = bias.repeat(1, size, 1)
+        # one input at a time over all members: addcmul along the last axis does the same for each of them
         for index, value in enumerate(values[-1]):
             totals.addcmul_(matrix[:, index, None], value)
         values.append(apply(totals) if number < len(layers) else totals)
@@ -74,6 +76,7 @@ def _gradients(weights: Tensors, batch: TrainingBatch, loss: Loss, activation: A
         product, total = torch.zeros_like(matrix), error.new_zeros(error.shape[0], error.shape[2])
         for index in range(error.shape[1]):
             product.addcmul_(error[:, index, None], value[:, index])
+            # not sum(1): torch chooses its order of addition by the shape, which has the number of members
             total.add_(error[:, index])
         gradients[f"{layer}.weight"], gradients[f"{layer}.bias"] = product.movedim(-1, 0), total.movedim(-1, 0)
         if number:

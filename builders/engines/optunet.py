@@ -38,6 +38,7 @@ class _Workspace:
         count, device, dtype = members * batch, data_source.device, dtype_of(data_source.recipe)
         self._index = torch.empty(count * _USED**2, dtype=torch.int32 if small else torch.int64, device=device)
         self._raw = torch.empty(count * _USED**2, dtype=torch.uint8, device=device)
+        # bytes are gathered first and converted then: a quarter of the memory is read at random
         self._images = torch.empty(count * _USED**2, dtype=dtype, device=device)
         self._patches = torch.empty(count * 36 * 64, dtype=dtype, device=device)
         self._before = torch.empty(count * 18 * 64, dtype=dtype, device=device)
@@ -107,6 +108,7 @@ def _gradients(weights: Tensors, patches: torch.Tensor, step: Step, workspace: _
     logits = torch.baddbmm(bias[:, :, None], head, features)
 
     error = torch.softmax(logits, 1)
+    # softmax less 1 at the label, which is the gradient of cross-entropy
     error.scatter_add_(1, labels[:, None], error.new_full((1, 1, 1), -1.0).expand(members, 1, batch))
     error.div_(batch)
     back = torch.bmm(head.transpose(1, 2), error).div_(16)  # the features are means over 16 places

@@ -10,10 +10,8 @@ from builders.state import Tensors, TrainingState
 
 
 class GradientStep(NamedTuple):
-    """One optimiser step: the gradient of its batch's mean loss, at any weights.
-
-    ``gradient`` maps weights ``{name: (M, *shape)}`` to gradients of the same names and shapes, which the caller may
-    change and the next call may overwrite.
+    """One optimiser step: the gradient of its batch's mean loss, at any weights. ``gradient`` maps weights ``{name: (M,
+    *shape)}`` to gradients of the same names and shapes, which the caller may change and the next call may overwrite.
     """
 
     rate: float

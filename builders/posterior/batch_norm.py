@@ -26,6 +26,7 @@ def renewed_statistics(recipe: Recipe, source: Source, weights: Tensors) -> Tens
     device = next(iter(weights.values())).device
 
     def batches() -> Iterator[torch.Tensor]:
+        # in order, since sums in another order have other last bits
         for start in range(0, recipe.train, _BATCH):
             inputs = sources.train_inputs(recipe, source, start, min(start + _BATCH, recipe.train))
             yield torch.from_numpy(inputs).to(device)

@@ -47,7 +47,7 @@ from builders.recipe import Recipe
 from builders.state import Tensors, TrainingState
 
 RANDOM, MEMBER = "random", "member"
-"""What means are at first."""
+"""The means at first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,7 @@ class Bnn(Method):
                 state.weights[name].copy_(part)
         # a bias belongs to the layer of its weight
         centres = torch.cat([flat.new_full((arch[name].size,), self._initial_rho(name)) for name in names])
+        # a draw of its own, apart from that of the means
         rho = centres + self.initial_rho_spread * standard_normals(keys, rng.INITIAL_DEVIATIONS, 1, flat)
         state.extra = {"rho": rho.expand(len(keys), count).contiguous()}
         if self.chain.momentum:
@@ -123,6 +124,7 @@ class Bnn(Method):
             )
             products *= torch.sigmoid(rho)
             if self.chain.momentum:
+                # momentum of means and of rho apart, as for two parameters of torch.optim.SGD
                 slopes = direction(self.chain, state.extra["mean_momentum"], slopes)
                 products = direction(self.chain, state.extra["rho_momentum"], products)
             mean.sub_(slopes, alpha=step.rate)
@@ -162,6 +164,7 @@ class Bnn(Method):
     def digested(self) -> dict[str, Any]:
         """Kappa stands for the temperature, 0 for 1 / N, as when it was the setting."""
         settings = dict(self.settings)
+        # draws that zoos hold keep their digest
         settings["kl_weight"] = 0 if settings.pop("temperature") == 1 else self.divergence_weight
         if settings["means"] == RANDOM:
             del settings["means"]

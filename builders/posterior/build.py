@@ -66,7 +66,6 @@ class BuiltDraws:
     left: int | None = None
 
     def line(self) -> str:
-        """Return the result in a sentence for people."""
         if self.left is not None:
             then = f"{counted(self.left, 'unit')} left" if self.left else "the command without --share adds the draws"
             return f"{self.zoo}: {counted(self.modes, 'mode')} done here; {then}."
@@ -74,8 +73,8 @@ class BuiltDraws:
             return f"{self.zoo}: holds these draws already; nothing was added."
         marked = f", {self.diverged:,} of them diverged and marked" if self.diverged else ""
         beside = f" Means and deviations: {self.gaussian}." if self.gaussian else ""
-        what = f"{counted(self.draws, 'draw')} of {counted(self.modes, 'mode')}"
-        return f"{self.zoo}: {what}{marked} in part {self.part}.{beside}"
+        amount = f"{counted(self.draws, 'draw')} of {counted(self.modes, 'mode')}"
+        return f"{self.zoo}: {amount}{marked} in part {self.part}.{beside}"
 
 
 class DrawOptions(TypedDict, total=False):
@@ -143,8 +142,8 @@ class DrawRequest:
             model = model.from_members()
         _check_draws(model, draws)
         source = sources.load(recipe, folder)
-        found = find_modes(model, modes, start)
-        request = cls(model, recipe, source, modes, draws, found, device, unit_size, engine)
+        found_modes = find_modes(model, modes, start)
+        request = cls(model, recipe, source, modes, draws, found_modes, device, unit_size, engine)
         # refuses what the method, the recipe or the device does not have
         _ = request.engine
         return request
@@ -166,11 +165,11 @@ class DrawRequest:
 
     def settle(self, root: Path, build_folder: BuildFolder) -> Settled:
         """Return the plan, and the units that the zoo lacks; None where it lacks nothing."""
-        model, found = self.model, self.found
+        model, found_modes = self.model, self.found
         contents = read_zoo(root, self.recipe)
         rows = contents.raw.rows.select(["id", "recipe_digest", "mode", "draw", "seed", "extra"])
-        present = present_draws(rows, model, found)
-        check_starts(rows, model, found, location=str(root))
+        present = present_draws(rows, model, found_modes)
+        check_starts(rows, model, found_modes, location=str(root))
         unfinished = build_folder.settle_plan(None, PosteriorPlan)
         # one for other modes or draws is for the command that started it
         carries_on = unfinished is not None and (unfinished.modes, unfinished.draws) == (self.modes, self.draws)
@@ -192,14 +191,14 @@ class DrawRequest:
             model.prefix,
             self.modes,
             self.draws,
-            found.names,
-            found.seeds,
+            found_modes.names,
+            found_modes.seeds,
             present,
             self.unit_size or (unfinished.unit_size if unfinished else self.size(engine)),
             self.device,
             engine,
             self.source.digest,
-            found.digests,
+            found_modes.digests,
         )
         plan = build_folder.settle_plan(wanted, PosteriorPlan, ("present",))
         assert plan is not None
@@ -268,6 +267,7 @@ def build(
         with request.training(build_folder, plan, save_seconds, counter) as job:
             steps_taken, seconds = train_all(job, units, console)
         part, count, diverged = _merge(root, build_folder, units)
+        # the zoo of Gaussians is written behind the draws, and before the folder goes
         # of all units: a process that was killed here had merged the draws alone
         gaussian = _merge_gaussians(root, build_folder, model, plan.units)
         build_folder.remove()
@@ -282,6 +282,7 @@ def _settle_beside_others(root: Path, build_folder: BuildFolder, request: DrawRe
     while True:
         is_settled = (folder / PLAN).exists()
         try:
+            # a plan is written once and read by all, so that reading it needs no lock
             if is_settled:
                 return request.settle(root, build_folder)
             with locked_build_folder(root, folder.name) as locked:
@@ -305,6 +306,7 @@ def _take_share(
     steps, seconds = 0, 0.0
     try:
         steps, seconds = job.train(mine, console)
+        # of all units, so that the last of the shares says that the draws can be added
         left = [unit for unit in units if not job.is_finished(unit)]
     except (ZooError, OSError):
         # a call without a share has added all draws, and removed the folder
@@ -332,9 +334,9 @@ def estimate(
     longer.
     """
     request = DrawRequest.of(method, recipe, modes, draws, **options)
-    model, found, engine, device = request.model, request.found, request.engine, request.device
+    model, found_modes, engine, device = request.model, request.found, request.engine, request.device
     together = list(range(min(modes, request.unit_size or request.size(engine))))
-    keys = rng.member_keys(model.digest, [found.seeds[mode] for mode in together])
+    keys = rng.member_keys(model.digest, [found_modes.seeds[mode] for mode in together])
     with (
         open_trainer(model.chain, request.source, device=device, engine=engine) as plain,
         counter_of(device) as counter,
@@ -343,7 +345,7 @@ def estimate(
         trainer = with_steps(plain, model, surroundings)
         timed = time_steps(
             trainer,
-            lambda: model.start(surroundings, keys, found.weights_of(together, plain.data_source.device)),
+            lambda: model.start(surroundings, keys, found_modes.weights_of(together, plain.data_source.device)),
             model.steps,
             counter,
             seconds,
@@ -402,12 +404,13 @@ def _merge_gaussians(root: Path, build_folder: BuildFolder, model: Method, units
         summary = f"Means and standard deviations of the Gaussian posteriors in {root.name}."
         card = ckptzoo.Card(path.name, summary=summary, dataset=model.recipe.dataset)
         ckptzoo.create(path, arch=arch, card=card, symmetry=archs.symmetry(name))
+    # modes of an earlier call, or of one that was killed behind this part
     present = set(ckptzoo.open(path).ids) if any(path.glob("parts/*")) else set[str]()
     with ckptzoo.append(path) as writer:
         for unit in with_gaussians:
             weights, rows = build_folder.read_kept(unit, FIRST_GAUSSIAN)
-            new = [place for place, row in enumerate(rows) if row["id"] not in present]
+            new = [number for number, row in enumerate(rows) if row["id"] not in present]
             if new:
-                writer.add({name: weights[name][new] for name in arch.names}, [rows[place] for place in new])
+                writer.add({name: weights[name][new] for name in arch.names}, [rows[number] for number in new])
         writer.commit()
     return path

@@ -58,6 +58,7 @@ def compare(
         model = posterior.get(method).load(recipe)
         start = target if model.starts == "member" else None
         most = model.max_draws or one_mode_draws
+        # many draws of few modes for what one mode covers, then few draws of many
         for mode_count, draw_count in ((replicates, min(one_mode_draws, most)), (modes * replicates, min(draws, most))):
             built = build(
                 method,
@@ -96,12 +97,11 @@ def compare(
 
 
 def _copied(members: Path, target: Path, draws: Path) -> Path:
-    """Return a copy of the members' zoo to which gauges and outputs are added; the zoo itself where it is there
-    already.
-    """
+    """Return a copy of the members' zoo to which gauges and outputs are added; the zoo itself where it is there."""
     if target.exists():
         return target
     draws.parent.mkdir(parents=True, exist_ok=True)
+    # in the same file system, so that a whole copy gets its name at once
     with tempfile.TemporaryDirectory(dir=draws.parent, prefix=".copy-") as scratch:
         shutil.copytree(members, Path(scratch) / "zoo")
         (Path(scratch) / "zoo").rename(target)

@@ -109,10 +109,11 @@ class CyclicalSghmc(MarkovChain):
         for step in surroundings.gradient_steps(state, stop):
             gradient = flatten(step.gradient(unflatten(position, state.weights, names)), names)
             gradient.add_(position, alpha=self.recipe.weight_decay)
-            place = state.step % cycle_steps
+            within_cycle = state.step % cycle_steps
             rate = self.rate_at(state.step)
             velocity.mul_(1 - self.friction).sub_(gradient, alpha=rate)
-            if place >= cycle_steps - self.noisy * epoch_steps:
+            if within_cycle >= cycle_steps - self.noisy * epoch_steps:
+                # the variance 2 eta alpha T / N: of a mean loss, hence the division by N
                 deviation = math.sqrt(2 * rate * self.friction * self.temperature / self.recipe.train)
                 velocity.add_(noise[state.step], alpha=deviation)
             position.add_(velocity)

@@ -157,13 +157,14 @@ def last_layer(
     root = losses.get(loss).hessian_root
 
     def block_sums(start: int) -> tuple[torch.Tensor, ...]:
-        network = _Network(architecture, weights, layer)
+        network = _NetworkWithInputs(architecture, weights, layer)
         totals: tuple[torch.Tensor, ...] = ()
         for batch in inputs.batches(start, _FEATURE_EXAMPLES, device):
             outputs, (features,) = network(batch)
             features = features.double()
             if has_bias:
                 features = torch.cat([features, features.new_ones(len(features), 1)], 1)
+            # H = S S^T, so that the sum of H over a batch is one product of the stacked rows of S^T
             rows = root(outputs).transpose(1, 2).flatten(0, 1)
             totals = _added(totals, (features.T @ features, rows.T @ rows))
         return totals
@@ -172,7 +173,7 @@ def last_layer(
     return LastLayer(layer, has_bias, products, hessians, len(inputs.raw))
 
 
-class _Network:
+class _NetworkWithInputs:
     """A network that also returns the inputs of its layer ``layer``; each thread needs its own."""
 
     def __init__(self, architecture: str, weights: Tensors, layer: str) -> None:
@@ -187,6 +188,7 @@ class _Network:
         """Return the outputs, and the layer's inputs at each time that it was used."""
         self._given.clear()
         with torch.no_grad():
+            # the hook has seen the layer's inputs when this returns
             outputs = torch.func.functional_call(self._module, self._weights, (inputs,))
         return outputs, list(self._given)
 
@@ -196,7 +198,7 @@ def _last_linear(architecture: str, weights: Tensors, inputs: TrainingInputs) ->
     layers = [name for name, module in _module(architecture).named_modules() if isinstance(module, torch.nn.Linear)]
     batch = inputs.network_inputs(inputs.raw[:2].to(_device(weights)))
     for layer in reversed(layers):
-        outputs, given = _Network(architecture, weights, layer)(batch)
+        outputs, given = _NetworkWithInputs(architecture, weights, layer)(batch)
         tensors = [weights[name] for name in (f"{layer}.weight", f"{layer}.bias") if name in weights]
         # the same call on the same numbers, so that the bits are the same
         if len(given) == 1 and given[0].ndim == 2 and torch.equal(outputs, functional.linear(given[0], *tensors)):
@@ -207,9 +209,7 @@ def _last_linear(architecture: str, weights: Tensors, inputs: TrainingInputs) ->
 
 
 def row_function(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function from inputs (B, ...) to the rows (B R, P) of A, for any architecture; each thread needs its
-    own.
-    """
+    """Return a function from inputs (B, ...) to the rows (B R, P) of A; each thread needs its own."""
     module, names, root = _module(architecture), parameter_names(architecture), losses.get(loss).hessian_root
     constants = {name: tensor for name, tensor in weights.items() if name not in names}
 
@@ -240,9 +240,7 @@ def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Ten
 
 
 def _batch(architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs) -> int:
-    """Return the number of examples that G is computed from at a time; it does not depend on the threads, so that no
-    bit does.
-    """
+    """Return how many examples G is computed from at a time, whatever the threads, so that no bit depends on them."""
     if architecture == _OPTUNET:
         return optunet.BATCH
     example = next(inputs.batches(0, 1, _device(weights)))

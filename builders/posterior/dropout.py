@@ -48,6 +48,7 @@ class Dropout(Method):
 
     def draw(self, surroundings: Surroundings, state: TrainingState, number: int) -> Tensors:
         head = state.weights[self.chain.head]
+        # a draw counts as an epoch of one example, under a purpose of its own
         kept = rng.kept_units(state.keys, number, np.zeros(1, np.int64), head.shape[2], self.p, rng.DRAWN_MASKS)
         scales = torch.from_numpy(kept[:, 0].astype(np.float32)).to(head.device) / (1 - self.p)
         return {**state.weights, self.chain.head: head * scales[:, None]}

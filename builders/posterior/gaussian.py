@@ -45,6 +45,7 @@ class Spectrum:
         r"""Return :math:`(G + \tau I)^{-1/2} v`, the symmetric root, for a vector (P,) float64."""
         rows, columns = self.values.shape
         if self.has_bias:
+            # the factors of a last layer take the bias as one more input
             matrix = torch.cat([vector[:-rows].view(rows, -1), vector[-rows:, None]], 1)
         else:
             matrix = vector.view(rows, columns)
@@ -116,6 +117,7 @@ def best_precision(spectrum: Spectrum, square_norm: float) -> float:
     # end the sum is below P
     low, high = min(most, 0.5 / square_norm) / 2, 2 * len(spectrum) / square_norm
     optimize = require("scipy.optimize", "build", package="scipy")
+    # in logarithms: precisions of networks span many orders of magnitude
     return math.exp(optimize.brentq(excess, math.log(low), math.log(high), xtol=_TOLERANCE))
 
 
@@ -135,10 +137,7 @@ def draw(spectrum: Spectrum, mean: torch.Tensor, precision: float, normals: torc
 
 
 def check_precision(value: float) -> float:
-    """Return a prior precision that is a finite number above 0.
-
-    Raises ZooError: it is not.
-    """
+    """Return a prior precision; raises ZooError if it is not a finite number above 0."""
     if not 0 < value < math.inf:
         step = "Name another, or leave it to the marginal likelihood."
         raise ZooError(Problem("laplace", "prior precision", "a finite number above 0", str(value), step))
@@ -150,4 +149,5 @@ def _eigen(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         step = "Use a network that did not diverge."
         raise ZooError(Problem("laplace", "curvature", "finite numbers", "others", step))
     values, vectors = torch.linalg.eigh(matrix.cpu())
+    # G is positive semidefinite, and rounding leaves small negative eigenvalues
     return values.clamp_min(0), vectors

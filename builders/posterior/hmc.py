@@ -44,15 +44,14 @@ from builders.posterior.log_density import examples_last, log_density, refusals
 from builders.posterior.method import (
     MarkovChain,
     Surroundings,
-    derived,
     flatten,
     number,
     parameters,
     spread,
     unflatten,
+    without_sgd,
 )
 from builders.recipe import Recipe
-from builders.schedules import MILESTONES
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.text import counted
@@ -66,20 +65,10 @@ _SEEDS = 10**4
 class Chain(NamedTuple):
     """A chain between two transitions.
 
-    Attributes
-    ----------
-    hmc
-        position (P,), logarithm of the density there and its gradient (P,).
-    averaging
-        the adaptation of the step size.
-    scaling
-        the adaptation of the inverse mass matrix, a diagonal (P,).
-    step_size
-        of the next transition.
-    accepted
-        transitions after burn-in that were accepted.
-    divergent
-        transitions after burn-in whose energy error was above 1,000.
+    ``hmc`` has the position (P,), the logarithm of the density there and its gradient (P,); ``averaging`` is the
+    adaptation of the step size, ``scaling`` that of the inverse mass matrix, a diagonal (P,). ``step_size`` is that of
+    the next transition. ``accepted`` and ``divergent`` count transitions after burn-in: those that were accepted, and
+    those whose energy error was above 1,000.
     """
 
     hmc: hmc.HMCState
@@ -146,20 +135,7 @@ class Hmc(MarkovChain):
     @property
     def chain(self) -> Recipe:
         """The recipe's data as they are, all in each step; no unit is dropped."""
-        return derived(
-            self.recipe,
-            epochs=self.burn_in + self.transitions,
-            batch=self.recipe.train,
-            crop_pad=0,
-            flip=False,
-            dropout=0.0,
-            momentum=0.0,
-            nesterov=False,
-            weight_decay=0.0,
-            learning_rate=0.0,
-            schedule=MILESTONES,
-            milestones=(),
-        )
+        return without_sgd(self.recipe, epochs=self.burn_in + self.transitions, batch=self.recipe.train, dropout=0.0)
 
     @property
     def draw_steps(self) -> list[int]:
@@ -180,8 +156,8 @@ class Hmc(MarkovChain):
             examples = _examples(surroundings)
             chains = [_arrays(_first(self, position, *examples)) for position in positions]
         state.extra = {name: torch.from_numpy(np.stack(leaves)) for name, *leaves in zip(_NAMES, *chains, strict=True)}
-        for place in range(len(state)):
-            self._require_finite(state, place, 0)
+        for chain in range(len(state)):
+            self._require_finite(state, chain, 0)
         return state
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
@@ -197,6 +173,7 @@ class Hmc(MarkovChain):
             examples = _examples(surroundings)
             for place, key in enumerate(state.keys.tolist()):
                 chain = jax.tree.unflatten(_TREE, [extra[name][place].numpy() for name in _NAMES])
+                # a key of JAX's threefry is two words of 32 bits
                 words = np.array([key >> 32, key & (2**32 - 1)], dtype=np.uint32)
                 chain, step = _transitions(self, chain, words, state.step, stop, windows, *examples)
                 for name, leaf in zip(_NAMES, _arrays(chain), strict=True):
@@ -260,6 +237,7 @@ def _transitions(
     Also returns after how many that is. Random numbers are a function of the key, two words, and the transition.
     """
     density = log_density(method.recipe, method.prior, method.temperature, inputs, targets)
+    # the generator is named, since the default one is a setting of JAX
     kernel, mode = hmc.build_kernel(), jax.random.wrap_key_data(key, impl="threefry2x32")
 
     def goes_on(carry: tuple[Chain, Any]) -> Any:
@@ -268,7 +246,9 @@ def _transitions(
 
     def transition(carry: tuple[Chain, Any]) -> tuple[Chain, Any]:
         chain, step = carry
+        # numbers of a transition do not depend on where a call began, so that a chain may be stopped anywhere
         for_length, for_kernel = jax.random.split(jax.random.fold_in(mode, step))
+        # drawn anew each time: a fixed length may bring trajectories back to where they began (Neal 2011)
         length: Any = jax.random.randint(for_length, (), method.least_leapfrogs, method.most_leapfrogs + 1)
         scaling = chain.scaling.inverse_mass_matrix
         state, info = kernel(for_kernel, chain.hmc, density, chain.step_size, scaling, length)

@@ -41,6 +41,7 @@ class Laplace(Method):
 
     name: ClassVar[str] = "laplace"
     starts: ClassVar[str] = "member"
+    # the eigenvectors of a mode take up to 256 MiB (``curvature.MAX_DENSE_BYTES``)
     unit_size: ClassVar[int | None] = 2
 
     prior_precision: float = number(0, 1e12)
@@ -77,6 +78,7 @@ class Laplace(Method):
         return state
 
     def advance(self, surroundings: Surroundings, state: TrainingState, stop: int) -> None:
+        # torch warns of what is read-only, as a memory map is
         raw = torch.from_numpy(np.require(surroundings.source.half("train")[0], requirements=["C", "W"]))
         inputs = TrainingInputs(raw, surroundings.data_source.network_inputs)
         architecture, loss = self.recipe.architecture, self.recipe.loss

@@ -26,10 +26,12 @@ _ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {"relu": jax.nn.relu, "tanh":
 
 def _cross_entropy(outputs: Any, targets: Any) -> Any:
     chosen = jnp.arange(len(outputs))[:, None] == targets
+    # logsumexp subtracts the largest output, so that no exponential overflows
     return jax.nn.logsumexp(outputs, axis=0) - jnp.where(chosen, outputs, 0).sum(0)
 
 
 def _binary_cross_entropy(outputs: Any, targets: Any) -> Any:
+    # log(1 + e^z), computed without the exponential's overflow
     return jax.nn.softplus(outputs[0]) - targets * outputs[0]
 
 

@@ -1,4 +1,4 @@
-"""What a posterior method is: a chain of optimiser steps, the moments at which draws are taken, and the draws."""
+"""A posterior method: a chain of optimiser steps, the moments at which draws are taken, and the draws."""
 
 import dataclasses
 import math
@@ -19,6 +19,7 @@ from builders.data_source import Feed
 from builders.engines.sgd import GradientStep
 from builders.posterior.batch_norm import renewed_statistics
 from builders.recipe import FOLDER, Recipe
+from builders.schedules import MILESTONES
 from builders.sources import Source
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem, SpecError, suggestion
@@ -28,6 +29,7 @@ from ckptzoo.schema.documents import digest_of
 SETTINGS = FOLDER / "posterior"
 """The settings of every method, ``<method>.toml``, or ``<method>-<architecture>.toml`` where an architecture has its
 own, or all whose names begin alike, as in ``dropout-resnet18.toml``; each number comes with its source."""
+# 2^18 float64 numbers are 2 MiB
 _STEPS_AT_ONCE, _NUMBERS_AT_ONCE = 16, 2**18
 """Steps whose noise is drawn at once, and numbers that are drawn at once at most."""
 VERSION = 1
@@ -42,14 +44,8 @@ def number(least: float, most: float = math.inf, *, above: bool = False, whole: 
 
 @dataclass(frozen=True, eq=False)
 class Surroundings:
-    """What a method computes with.
-
-    Parameters
-    ----------
-    data_source, source
-        the training set as engines read it by the recipe of the chain, and as loaded.
-    engine
-        the name of the engine that takes steps or evaluates gradients.
+    """The environment of a method: the training set as loaded, ``source``, and as engines read it by the recipe of the
+    chain, ``data_source``; and the name of the engine that takes steps or evaluates gradients.
     """
 
     data_source: Feed
@@ -80,11 +76,11 @@ class Method(ABC):
     one_at_a_time: ClassVar[bool] = False
     """Whether modes advance one after another, so that how many there are makes none of them faster."""
     sampler: ClassVar[str | None] = None
-    """What takes the steps, where no engine does."""
+    """The name of the sampler that takes the steps, where no engine does."""
     name: ClassVar[str]
     """As it is asked for, and as the column ``method`` has it."""
     starts: ClassVar[str] = "chain"
-    """What a mode is: a ``member`` of a zoo that the recipe trained, or a ``chain`` that starts at random weights."""
+    """The kind of mode: a ``member`` of a zoo that the recipe trained, or a ``chain`` that starts at random weights."""
 
     recipe: Recipe
 
@@ -182,7 +178,7 @@ class Method(ABC):
         return self
 
     def mode_facts(self, state: TrainingState) -> list[dict[str, Any]]:
-        """What the rows of draws at this state tell of each mode, for the ``extra`` column."""
+        """The facts of each mode at this state, for the column ``extra`` of its draws."""
         return [{} for _ in range(len(state))]
 
     # What it is called.
@@ -241,6 +237,7 @@ class Method(ABC):
             value, least, most = getattr(self, item.name), item.metadata["least"], item.metadata["most"]
             above, whole = item.metadata["above"], item.metadata["whole"]
             kinds = (int,) if whole else (int, float)
+            # not isinstance: true and false are integers for Python
             fits = type(value) in kinds and math.isfinite(value) and (least < value if above else least <= value)
             if not fits or value > most:
                 kind = "an integer" if whole else "a number"
@@ -296,12 +293,8 @@ def standard_normals(keys: NDArray[np.uint64], purpose: int, index: int, like: t
 class StepNormals:
     """The standard normal numbers of consecutive steps, drawn for many steps at once: alone each costs much the same.
 
-    Parameters
-    ----------
-    keys, purpose
-        see ``rng.normals``.
-    like
-        (M, P), whose precision and device the numbers have.
+    ``keys`` and ``purpose`` are those of ``rng.normals``; the numbers have the precision and the device of ``like`` (M,
+    P).
     """
 
     def __init__(self, keys: NDArray[np.uint64], purpose: int, like: torch.Tensor) -> None:
@@ -327,6 +320,22 @@ def derived(recipe: Recipe, **changes: Any) -> Recipe:
     """A recipe with some keys changed; what is not a key of its kind of inputs is left out."""
     known = {item.name for item in fields(recipe)}
     return dataclasses.replace(recipe, **{key: value for key, value in changes.items() if key in known})
+
+
+def without_sgd(recipe: Recipe, **changes: Any) -> Recipe:
+    """A recipe without augmentation and without SGD's momentum, decay and rate, and with some keys changed."""
+    return derived(
+        recipe,
+        crop_pad=0,
+        flip=False,
+        momentum=0.0,
+        nesterov=False,
+        weight_decay=0.0,
+        learning_rate=0.0,
+        schedule=MILESTONES,
+        milestones=(),
+        **changes,
+    )
 
 
 def spread(moments: Sequence[int]) -> list[int]:

@@ -19,21 +19,16 @@ from ckptzoo.text import excerpt
 
 MODE_WEIGHTS = "mode_weights"
 """In ``extra`` of a draw: the digest of the weights of the member that it is taken around."""
+# 64 bits tell the members of a zoo apart, and stand in each row
 _DIGITS = 16
 
 
 @dataclass(frozen=True)
 class FoundModes:
-    """What draws are taken around, one by one.
+    """The modes around which draws are taken.
 
-    Parameters
-    ----------
-    names
-        members of a zoo, or chains: the values of the column ``mode``.
-    seeds
-        of the members or chains.
-    weights
-        ``{name: (M, *shape)}`` of the members; None where chains start at random weights.
+    ``names`` of members of a zoo, or of chains, are values of the column ``mode``. ``weights`` are ``{name: (M,
+    *shape)}`` of the members; None where chains start at random weights.
     """
 
     names: tuple[str, ...]
@@ -58,19 +53,10 @@ class FoundModes:
 
 
 def find_modes(model: Method, count: int, start: str | Path | None) -> FoundModes:
-    """The members to start from, or the names and seeds of chains.
+    """Return ``count`` members of the zoo ``start``, or the names and seeds of chains.
 
-    Parameters
-    ----------
-    count
-        how many modes are wanted.
-    start
-        the zoo of the members; None for chains.
-
-    Raises
-    ------
-    ZooError
-        The method starts otherwise, or the zoo has too few members of the recipe that are finite and did not diverge.
+    Raises ZooError: the method starts otherwise, or the zoo has too few members of the recipe that are finite and did
+    not diverge.
     """
     if model.modes_are == "chain":
         if start is not None:
@@ -93,7 +79,7 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Foun
         raise ZooError(Problem(location, "architecture", f"{recipe.arch.name}, the recipe's", zoo.arch.name, step))
     columns = ["member", "seed", "recipe", "recipe_digest", "finite", "diverged", "method"]
     table = zoo.metadata.select(columns).to_pylist()
-    of_recipe = [(place, row) for place, row in enumerate(table) if row["recipe_digest"] == recipe.digest]
+    of_recipe = [(number, row) for number, row in enumerate(table) if row["recipe_digest"] == recipe.digest]
     if not of_recipe:
         others = sorted({f"{row['recipe']} {str(row['recipe_digest'])[:15]}" for row in table})[:3]
         expected = f"{recipe.name} {recipe.digest[:15]}"
@@ -102,8 +88,8 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Foun
         )
         raise ZooError(Problem(location, "recipe of the members", expected, ", ".join(others) or "no members", step))
     usable = [
-        (place, row)
-        for place, row in of_recipe
+        (number, row)
+        for number, row in of_recipe
         if row["finite"] and not row["diverged"] and row["seed"] is not None and row["method"] is None
     ]
     if len(usable) < count:
@@ -113,7 +99,7 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Foun
             Problem(location, "members that are finite and did not diverge", f"at least {count:,}", got, step)
         )
     chosen = usable[:count]
-    places = [place for place, _ in chosen]
+    places = [number for number, _ in chosen]
     members = zoo.take(places)
     weights = {tensor.name: np.array(members[tensor.name][:]) for tensor in recipe.arch.tensors}
     return FoundModes(tuple(row["member"] for _, row in chosen), tuple(row["seed"] for _, row in chosen), weights)
@@ -121,11 +107,12 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Foun
 
 def present_draws(table: Any, model: Method, modes: FoundModes) -> tuple[int, ...]:
     """How many draws of each mode, from 0 on, the zoo holds; retracted ones count."""
-    held = draws_of(table, model)
+    present = draws_of(table, model)
     counts: list[int] = []
     for name in modes.names:
         count = 0
-        while (name, count) in held:
+        # up to the first gap: draws are taken in order, and a mode is run again from its start
+        while (name, count) in present:
             count += 1
         counts.append(count)
     return tuple(counts)
@@ -151,6 +138,7 @@ def check_starts(table: Any, model: Method, modes: FoundModes, *, location: str)
 
     Engines and devices round differently, so that two zoos may have members with the same ids and other weights.
     """
+    # chains have names and no digests
     digests = dict(zip(modes.names, modes.digests, strict=False))
     for (mode, _), text in draws_of(table, model).items():
         extra = json.loads(text or "{}")

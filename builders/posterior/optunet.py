@@ -62,6 +62,7 @@ class Gram:
         conv = gradients.new_zeros(_CONV, _CONV)
         cross = gradients.new_zeros(_CONV, _FEATURES * 11)
         for j in range(_FEATURES):
+            # j:, because G is symmetric: half of the blocks are the others transposed
             later = inner[:, j, j:, None] * gradients[:, j:]
             outputs = mixed[:, :, j, None] * inputs[:, None]
             products = gradients[:, j].T @ torch.cat([later.flatten(1), outputs.flatten(1)], 1)
@@ -101,6 +102,7 @@ class Gram:
         kernels = self._conv2.view(2, _PER_GROUP, _KERNEL2).expand(count, 2, _PER_GROUP, _KERNEL2)
         channels = kernels.reshape(2 * count, _PER_GROUP, _KERNEL2) @ windows.transpose(1, 2)
         features = channels.clamp_min(0).mean(-1).view(count, _FEATURES)
+        # torch's ReLU has the derivative 0 at 0; 1/16 is that of the mean over 4x4 places
         share = (channels > 0).to(channels.dtype).div_(16)
         back = torch.bmm(share.view(count, _FEATURES, 16).transpose(0, 1), self._back).transpose(0, 1)
         first = back.reshape(2 * count, _PER_GROUP, 64) @ seen.view(2 * count, 64, _KERNEL1)

@@ -41,6 +41,7 @@ class PosteriorPlan:
         """The units: modes that lack the same draws."""
         lacking = [mode for mode in range(self.modes) if self.present[mode] < self.draws]
         units: list[DrawUnit] = []
+        # runs of modes that lack the same draws, since a unit takes the same draws of all its modes
         for present, group in groupby(lacking, key=lambda mode: self.present[mode]):
             modes = list(group)
             for start in range(0, len(modes), self.unit_size):

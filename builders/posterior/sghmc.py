@@ -43,16 +43,15 @@ from builders.posterior.method import (
     MarkovChain,
     StepNormals,
     Surroundings,
-    derived,
     flatten,
     number,
     parameters,
     spread,
     standard_normals,
     unflatten,
+    without_sgd,
 )
 from builders.recipe import Recipe
-from builders.schedules import MILESTONES
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem
 
@@ -105,19 +104,7 @@ class Sghmc(MarkovChain):
     @property
     def chain(self) -> Recipe:
         """The recipe's data in other batches, without augmentation; rate, momentum and decay are not SGD's here."""
-        return derived(
-            self.recipe,
-            epochs=self.epochs,
-            batch=self.batch,
-            crop_pad=0,
-            flip=False,
-            momentum=0.0,
-            nesterov=False,
-            weight_decay=0.0,
-            learning_rate=0.0,
-            schedule=MILESTONES,
-            milestones=(),
-        )
+        return without_sgd(self.recipe, epochs=self.epochs, batch=self.batch)
 
     @property
     def draw_steps(self) -> list[int]:
@@ -149,6 +136,7 @@ class Sghmc(MarkovChain):
         noise = StepNormals(state.keys, rng.NOISE, position)
         for step in surroundings.gradient_steps(state, stop):
             gradient = flatten(step.gradient(unflatten(position, state.weights, names)), names).mul_(count)
+            # gradients of the loss alone: that of the prior is added behind
             gradient = shortened(gradient, state.extra["norms"], state.extra["norms_seen"], self.clip)
             if state.step % self.resample_precision == 0:
                 squares = torch.stack([part.double().square().sum(1) for part in position.split(sizes.tolist(), 1)], 1)
@@ -174,6 +162,7 @@ class Sghmc(MarkovChain):
         """(M, T) from their conditionals; each mode and step has a stream of its own."""
         drawn = np.empty_like(squares)
         for mode, key in enumerate(state.keys):
+            # numpy's Philox (4x64), because builders.rng has no Gamma numbers
             generator = np.random.Generator(np.random.Philox(key=int(key), counter=[0, 0, state.step, rng.NOISE]))
             finite = np.where(np.isfinite(squares[mode]), squares[mode], 0)
             drawn[mode] = generator.standard_gamma(self.shape + sizes / 2) / (self.rate + finite / 2)
@@ -183,12 +172,8 @@ class Sghmc(MarkovChain):
 def shortened(gradient: torch.Tensor, norms: torch.Tensor, seen: torch.Tensor, clip: float) -> torch.Tensor:
     """Gradients (M, P), none longer than mean + ``clip`` standard deviations of the last norms (M, W), which it joins.
 
-    Parameters
-    ----------
-    norms
-        a ring of the last W norms of each mode, changed in place; those that were shortened are not in it.
-    seen
-        (M,) int64, how many have been put there, changed in place.
+    ``norms`` is a ring of the last W norms of each mode, without those that were shortened, and ``seen`` (M,) int64 the
+    number that was ever put there; both are changed in place.
     """
     length = gradient.norm(dim=1)
     window = norms.shape[1]
@@ -219,6 +204,7 @@ def move(
 ) -> None:
     r"""A step of position and velocity (M, P), in place; ``inverse`` is :math:`\hat V^{-1/2}`."""
     drift = step_size**2 * inverse
+    # below 0 where epsilon^2 is above 2 C V^(-1/2)
     variance = (2 * friction * drift - step_size**4).clamp_min(1e-16)
     velocity.mul_(1 - friction).sub_(drift * gradient).add_(variance.sqrt() * normals)
     position.add_(velocity)

@@ -103,6 +103,7 @@ class Swag(Method):
         names, epoch_steps = parameters(self.recipe.arch), self.chain.epoch_steps
         for index in range(self.snapshots):
             moment = (self.ramp + (index + 1) * self.distance) * epoch_steps
+            # a state that was restored has these snapshots in its sums
             if moment <= state.step:
                 continue
             surroundings.train(state, min(moment, stop))
@@ -128,4 +129,5 @@ class Swag(Method):
     def moments(self, state: TrainingState) -> tuple[torch.Tensor, torch.Tensor]:
         """The mean and the diagonal variance (M, P) of the snapshots, float64."""
         mean = state.extra["sum"] / self.snapshots
+        # equal snapshots leave a difference that rounding may bring below 0
         return mean, (state.extra["squares"] / self.snapshots - mean.square()).clamp_min(0)

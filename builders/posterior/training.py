@@ -58,6 +58,7 @@ class DrawTraining(UnitTraining):
 
     def stops(self, unit: Unit) -> Sequence[int]:
         assert isinstance(unit, DrawUnit)
+        # the end too, where a chain's mean and deviations are known
         return sorted({*(step for step, _ in self.model.stops(unit.draws)), self.model.steps})
 
     def is_finished(self, unit: Unit) -> bool:

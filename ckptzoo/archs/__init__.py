@@ -37,25 +37,14 @@ _OPTUNET_PIXELS = 28
 
 
 @dataclass(frozen=True)
-class _Family:
+class _ArchitectureFamily:
     """Architectures whose names differ in numbers.
 
-    Parameters
-    ----------
-    shown
-        what people read.
-    pattern
-        of a whole name; its groups hold numbers, joined by hyphens.
-    module
-        of ``ckptzoo.archs``; its declaration is next to it, in ``<module>_spec``.
-    factory
-        the class in the module.
-    arguments
-        those before the numbers, the same for the whole family.
-    fits
-        whether the numbers, positive integers of up to 5 digits, make a network.
-    stacked
-        the function in the module that computes the outputs of many members at once, where there is one.
+    ``shown`` is the name that people read, ``pattern`` that of a whole name, whose groups hold numbers, joined by
+    hyphens. ``factory`` is the class in ``module`` of ``ckptzoo.archs``, whose declaration is next to it, in
+    ``<module>_spec``; ``arguments`` are those before the numbers, the same for the whole family. ``fits`` says whether
+    the numbers, positive integers of up to 5 digits, make a network, and ``stacked`` names the function in the module
+    that computes the outputs of many members at once, where there is one.
     """
 
     shown: str
@@ -84,6 +73,7 @@ def _are_width_and_classes(numbers: tuple[int, ...]) -> bool:
 
 def _are_optunet(numbers: tuple[int, ...]) -> bool:
     channels1, kernel1, pool, channels2, kernel2, groups, *_ = numbers
+    # convolutions without padding: 29 - kernel1 outputs a side, which the max-pool divides
     reaches = kernel1 <= _OPTUNET_PIXELS and kernel2 <= (_OPTUNET_PIXELS + 1 - kernel1) // pool
     return numbers != OPTUNET and reaches and channels1 % groups == channels2 % groups == 0 and _are_widths(numbers)
 
@@ -92,11 +82,15 @@ _GAUSSIAN = "gaussian-"
 _N = "[1-9][0-9]{0,4}"
 """A positive integer without leading zeros, so that every network has one name."""
 _FAMILIES = (
-    _Family("optunet", "optunet", "optunet", "OptuNet", (), _are_widths, "stacked_outputs"),
-    _Family("mlp-<in>-<hidden>-...-<out>", f"mlp-({_N}(?:-{_N})+)", "mlp", "MLP", ("relu",), _are_widths),
-    _Family("mlp-tanh-<in>-<hidden>-...-<out>", f"mlp-tanh-({_N}(?:-{_N})+)", "mlp", "MLP", ("tanh",), _are_widths),
-    _Family("resnet18-<classes>", f"resnet18-({_N})", "resnet18", "ResNet18", (_RESNET18_WIDTH,), _are_widths),
-    _Family(
+    _ArchitectureFamily("optunet", "optunet", "optunet", "OptuNet", (), _are_widths, "stacked_outputs"),
+    _ArchitectureFamily("mlp-<in>-<hidden>-...-<out>", f"mlp-({_N}(?:-{_N})+)", "mlp", "MLP", ("relu",), _are_widths),
+    _ArchitectureFamily(
+        "mlp-tanh-<in>-<hidden>-...-<out>", f"mlp-tanh-({_N}(?:-{_N})+)", "mlp", "MLP", ("tanh",), _are_widths
+    ),
+    _ArchitectureFamily(
+        "resnet18-<classes>", f"resnet18-({_N})", "resnet18", "ResNet18", (_RESNET18_WIDTH,), _are_widths
+    ),
+    _ArchitectureFamily(
         "resnet18-<width>-<classes>",
         f"resnet18-({_N})-({_N})",
         "resnet18",
@@ -105,7 +99,7 @@ _FAMILIES = (
         _are_width_and_classes,
     ),
     *(
-        _Family(
+        _ArchitectureFamily(
             f"resnet<6n+2>-{shortcut}-<classes>",
             f"resnet({_N})-{shortcut}-({_N})",
             "resnet_cifar",
@@ -115,7 +109,7 @@ _FAMILIES = (
         )
         for shortcut in ("conv", "pad")
     ),
-    _Family(
+    _ArchitectureFamily(
         "optunet-<channels>-<kernel>-<pool>-<channels>-<kernel>-<groups>[-<hidden>]",
         f"optunet-({_N}(?:-{_N}){{5,6}})",
         "optunet",
@@ -127,7 +121,7 @@ _FAMILIES = (
 
 
 def names() -> tuple[str, ...]:
-    """What may be asked for, to be read by people: ``<...>`` is a positive integer.
+    """The names that may be asked for, as people read them: ``<...>`` is a positive integer.
 
     At most 32,768 inputs, hidden units, channels or classes, 100 linear layers, and a ResNet of depth 200. A ResNet-18
     whose first stage has 64 channels is ``resnet18-<classes>``, and ``optunet-2-4-3-10-5-2`` is ``optunet``.
@@ -178,7 +172,7 @@ def known(name: str | None) -> TypeGuard[str]:
 
 @checked
 def get(name: str) -> "Callable[[], nn.Module]":
-    """What makes the module, freshly initialised; imports torch.
+    """Return the function that makes the module, freshly initialised; imports torch.
 
     Parameters
     ----------
@@ -202,7 +196,7 @@ def get(name: str) -> "Callable[[], nn.Module]":
 
 
 def stacked(name: str, input_shape: tuple[int, ...]) -> "StackedOutputs | None":
-    """What computes the outputs of many members on the same inputs faster than ``vmap`` of the module; imports torch.
+    """Return the function for the outputs of many members on the same inputs, faster than ``vmap``; imports torch.
 
     From ``{name: (K, *shape)}`` and inputs (B, *input_shape), on one device and of one dtype, float32 or float64, to
     outputs (K, B, features) without gradients: those of the module to rounding. A member's outputs depend neither on
@@ -274,7 +268,7 @@ def _declaration(name: str) -> tuple[Architecture, Symmetry]:
     return declare(name, *family.arguments, *numbers)
 
 
-def _family(name: str) -> tuple[_Family, tuple[int, ...]]:
+def _family(name: str) -> tuple[_ArchitectureFamily, tuple[int, ...]]:
     match = _find(name)
     if match is None:
         raise UnknownNameError("ckptzoo.archs", "architecture", name, _proper_name(name) or names())
@@ -289,10 +283,11 @@ def _proper_name(name: str) -> tuple[str, ...]:
     return () if match is None else (f"resnet18-{match[1]}",)
 
 
-def _find(name: object) -> tuple[_Family, tuple[int, ...]] | None:
+def _find(name: object) -> tuple[_ArchitectureFamily, tuple[int, ...]] | None:
     """The family of a name and the numbers in it."""
     for family in _FAMILIES:
         match = re.fullmatch(family.pattern, name) if isinstance(name, str) else None
+        # patterns exclude one another, so that the first that fits is the only one
         if match is not None:
             numbers = tuple(int(number) for part in match.groups() for number in part.split("-"))
             return (family, numbers) if family.fits(numbers) else None

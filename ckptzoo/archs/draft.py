@@ -13,10 +13,8 @@ _EPS = 1e-5
 
 @dataclass(frozen=True)
 class Channels:
-    """The channels that flow from layer to layer.
-
-    ``n`` is the number of channels; ``segments`` say where the groups' channels are; none for inputs and logits, which
-    nothing may move.
+    """The channels that flow from layer to layer. ``n`` is the number of channels; ``segments`` say where the groups'
+    channels are; none for inputs and logits, which nothing may move.
     """
 
     n: int
@@ -38,6 +36,7 @@ def channels(group: str, n: int) -> Channels:
 
 def padded(inside: Channels, group: str, n: int) -> Channels:
     """Channels in the middle of n, as zero-padding leaves them; those on both sides make up one other group."""
+    # half of the zeros on either side, as option A of He et al. in the code whose names are used
     before = (n - inside.n) // 2
     end = before + inside.n
     moved = tuple(replace(segment, offset=segment.offset + before) for segment in inside.segments)
@@ -73,7 +72,9 @@ class Draft:
         self._vector(f"{norm}.weight", writes, +1, "gain", signs=before.segments)
         self._vector(f"{norm}.bias", writes, +1, "shift")
         self._vector(f"{norm}.running_mean", before, +1, "mean")
+        # a variance goes with the square of what it normalises, and eps beside it does not
         self._vector(f"{norm}.running_var", before, +2, "variance")
+        # torch counts batches in int64, behind the statistics
         self._tensors.append(Tensor(f"{norm}.num_batches_tracked", (), "int64", "buffer"))
 
     def finish(self, name: str, input_shape: tuple[int, ...]) -> tuple[Architecture, Symmetry]:

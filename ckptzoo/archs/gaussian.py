@@ -31,6 +31,7 @@ class Gaussian(nn.Module):
         for name in self._names:
             module, _, leaf = name.rpartition(".")
             mean = network.get_parameter(name)
+            # beside its mean, so that a state dict has both in one module
             network.get_submodule(module).register_parameter(f"{leaf}{STD}", nn.Parameter(torch.full_like(mean, 0.01)))
         for name, child in network.named_children():
             self.add_module(name, child)
@@ -38,15 +39,11 @@ class Gaussian(nn.Module):
         self._network = (network,)
 
     def train(self, mode: bool = True) -> "Gaussian":
-        """As ``nn.Module.train``."""
         self._network[0].training = mode
         return super().train(mode)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Inputs (B, *shape) to (B, 2 * outputs): those of the mean, then their standard deviations.
-
-        A backward pass for every input and output.
-        """
+        """Inputs (B, *shape) to (B, 2 * outputs), means before deviations; a backward pass an input and output."""
         means = {name: self._held(name) for name in self._names}
         deviations = {name: self._held(f"{name}{STD}") for name in self._names}
         size = sum(mean.numel() for mean in means.values())
@@ -59,6 +56,7 @@ class Gaussian(nn.Module):
 
             def variance(direction: torch.Tensor) -> torch.Tensor:
                 (derivatives,) = pullback(direction)
+                # independent weights have no covariances, so that squares add up
                 terms = [(derivatives[name] * deviations[name]).square().sum() for name in self._names]
                 return torch.stack(terms).sum()
 

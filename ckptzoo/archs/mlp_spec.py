@@ -4,6 +4,7 @@ from ckptzoo.archs.draft import Channels, Draft, channels
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 
+# relu(s x) = s relu(x) for s above 0, and tanh(-x) = -tanh(x)
 _SCALES = {"relu": "positive", "tanh": "sign"}
 
 

@@ -124,8 +124,10 @@ def _chunk_outputs(weights: dict[str, torch.Tensor], images: torch.Tensor, outpu
         _fill_patches(patches, batch, B)
         for member in range(0, len(outputs), M):
             both = slice(2 * member, 2 * (member + M))
+            # one row of pooling windows at a time, so that what is before pooling stays in the cache
             for row in range(8):
                 torch.mm(kernels[both], patches[row], out=before)
+                # ReLU after the maximum, which is the same and a ninth of the numbers
                 torch.amax(before.view(2 * M, 9, 8 * B), 1, out=hidden[:, row])
             torch.bmm(matrices[both], hidden.relu_().view(2 * M, 64, B), out=hidden2)
             torch.sum(hidden2.relu_().view(M, 10, 16, B), 2, out=features)
@@ -137,9 +139,8 @@ def _chunk_outputs(weights: dict[str, torch.Tensor], images: torch.Tensor, outpu
 
 
 def _fill_patches(patches: torch.Tensor, images: torch.Tensor, size: int) -> None:
-    """Write the 4x4 patches of images, as many as a block holds: (8, 16, 9 x 8 x size).
-
-    For each row of pooling windows: the pixels of a patch, the places in a window, the windows, the images.
+    """Write the 4x4 patches of images, as many as a block holds: (8, 16, 9 x 8 x size). For each row of pooling
+    windows: the pixels of a patch, the places in a window, the windows, the images.
     """
     # 3x3 windows use 24x24 of the 25x25 places of a 4x4 kernel: these see 27x27 pixels
     pixels = images.new_zeros(27, 27, size)
@@ -151,18 +152,16 @@ def _fill_patches(patches: torch.Tensor, images: torch.Tensor, size: int) -> Non
 
 
 def _kernel_places(matrices: torch.Tensor) -> torch.Tensor:
-    """(K, 10, 4, 4, 5, 5): the second kernels at each of their places in matrices (2 K, 80, 64).
-
-    Row (o, y, x) and column (y + i, x + j) hold the weight (i, j) of output o.
+    """(K, 10, 4, 4, 5, 5): the second kernels at each of their places in matrices (2 K, 80, 64). Row (o, y, x) and
+    column (y + i, x + j) hold the weight (i, j) of output o.
     """
     # rows of 64, 16 of them for an o and 4 for a y; y and x each move the 5x5 weights by a row of 8 or a column
     return matrices.as_strided((len(matrices) // 2, 10, 4, 4, 5, 5), (10240, 1024, 256 + 8, 64 + 1, 8, 1))
 
 
 def _recompute_nonfinite(weights: dict[str, torch.Tensor], images: torch.Tensor, outputs: torch.Tensor) -> None:
-    """Replace what is not finite in outputs (K, B, 10) by what the module computes.
-
-    The zeros around a kernel in its matrix turn an infinity that the kernel does not see into NaN.
+    """Replace what is not finite in outputs (K, B, 10) by what the module computes. The zeros around a kernel in its
+    matrix turn an infinity that the kernel does not see into NaN.
     """
     finite = outputs.isfinite().all(-1)
     if finite.all():

@@ -20,6 +20,7 @@ def declare(name: str, *numbers: int) -> tuple[Architecture, Symmetry]:
     hidden = rest[0] if rest else None
     tensors = [
         Tensor("conv1.weight", (channels1, 1, kernel1, kernel1)),
+        # torch stores the inputs of one group on the second axis
         Tensor("conv2.weight", (channels2, channels1 // groups, kernel2, kernel2)),
     ]
     if hidden is not None:

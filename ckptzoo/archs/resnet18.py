@@ -17,6 +17,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, width: int, classes: int) -> None:
         super().__init__()
+        # published with 7 x 7, a stride of 2 and a max-pool, for images of 224 pixels
         self.conv1 = nn.Conv2d(3, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.layer1 = nn.Sequential(_Block(width, width, 1), _Block(width, width, 1))
@@ -41,6 +42,7 @@ class _Block(nn.Module):
         self.bn1 = nn.BatchNorm2d(n)
         self.conv2 = nn.Conv2d(n, n, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(n)
+        # empty, it returns its input, and has no tensors
         self.downsample = nn.Sequential()
         if n_in != n:
             self.downsample = nn.Sequential(nn.Conv2d(n_in, n, 1, stride, bias=False), nn.BatchNorm2d(n))

@@ -21,6 +21,7 @@ def declare(name: str, shortcut: str, depth: int, classes: int) -> tuple[Archite
         for number in range((depth - 2) // 6):
             block = f"layer{stage}.{number}"
             inner, joined = channels(f"{block}.bn1", width), stream
+            # only the first block of a stage changes the number of channels
             if width != stream.n:
                 joined = padded(stream, f"{block}.bn2", width) if shortcut == "pad" else channels(f"{block}.bn2", width)
             draft.conv_norm(f"{block}.conv1", f"{block}.bn1", 3, stream, inner)

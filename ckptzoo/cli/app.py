@@ -9,10 +9,9 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ckptzoo.cli.cache import cache
-from ckptzoo.cli.collection import collection
-from ckptzoo.cli.commands import compact, info, retract, show, verify
+from ckptzoo.cli.catalogue import catalogue
+from ckptzoo.cli.commands import collection, compact, doctor, info, page, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
-from ckptzoo.cli.doctor import doctor
 from ckptzoo.cli.exits import (
     INTERRUPTED,
     USAGE,
@@ -28,7 +27,6 @@ from ckptzoo.cli.exports import compare, export
 from ckptzoo.cli.hub import card, contribute, pull, push, review, search
 from ckptzoo.cli.imports import import_
 from ckptzoo.cli.options import Settings, complain
-from ckptzoo.cli.page import page
 from ckptzoo.cli.parsing import check_values
 from ckptzoo.cli.serve import serve
 from ckptzoo.cli.splits import splits
@@ -54,6 +52,7 @@ app = typer.Typer(
 for _command in (info, show, page, verify, export, compare, derive, align, predict, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
+app.command()(catalogue)
 app.command("import")(import_)
 app.command()(collection)
 app.add_typer(splits)

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from ckptzoo.remote import CacheEntry
 
 cache = typer.Typer(
-    name="cache", help="What was fetched of zoos on other machines: list it, make room.", rich_markup_mode=None
+    name="cache",
+    help="Files that were fetched from zoos on other machines: list them, make room.",
+    rich_markup_mode=None,
 )
 
 
@@ -83,7 +85,7 @@ def prune(
 
 
 def _known(root: Path, text: str) -> str:
-    """The address under which the cache has a zoo, from what a person typed."""
+    """Return the address under which the cache has a zoo, from what a person typed."""
     from ckptzoo.errors import UnknownNameError, ZooError
     from ckptzoo.remote import cached_zoos, candidates
 

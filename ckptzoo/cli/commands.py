@@ -1,4 +1,4 @@
-"""The commands that read, check and clear up one zoo; each is one call of the library, imported when it runs."""
+"""The commands that show, check and clear up zoos; each is one call of the library, imported when it runs."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -6,15 +6,17 @@ from typing import Annotated
 
 import typer
 
-from ckptzoo.cli.completion import complete_ids
+from ckptzoo.cli.completion import complete_ids, complete_zoos
 from ckptzoo.cli.exits import PROBLEMS
 from ckptzoo.cli.options import (
+    ADDRESS,
     AsJson,
     VariantName,
     Where,
     ZooAddress,
     ZooFolder,
     bar,
+    console,
     emit,
     folder,
     opened,
@@ -107,7 +109,7 @@ def retract(
     zoo: ZooFolder,
     ids: Annotated[list[str], typer.Argument(metavar="ID...", show_default=False, autocompletion=complete_ids)],
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why, in a sentence.", show_default=False)],
-    contributor: Annotated[str | None, typer.Option(metavar="NAME", help="Who withdraws them.")] = None,
+    contributor: Annotated[str | None, typer.Option(metavar="NAME", help="The person who withdraws them.")] = None,
 ) -> None:
     """Withdraw checkpoints.
 
@@ -118,3 +120,88 @@ def retract(
 
     count = ckptzoo.retract(folder(zoo), ids, reason=reason, contributor=contributor)
     print(f"{zoo}: {counted(count, 'checkpoint')} retracted.")
+
+
+def page(
+    zoo: ZooAddress,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="The page; an older one is replaced.")
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option("--layers", metavar="NAME", help="Layers whose weights are shown; repeat it, or join by commas."),
+    ] = None,
+    where: Where = None,
+    max_rows: Annotated[
+        int | None, typer.Option("--max-rows", metavar="N", help="Members of the page.  [default: 200,000]", min=1)
+    ] = None,
+    in_place: Annotated[
+        bool, typer.Option("--in-place", help="Write pages/explorer.html in the zoo's folder, which push carries.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a page with which to look at a zoo in a browser.
+
+    One file that needs no network: linked histograms, principal components of the weights with and without
+    symmetries, marginals, trajectories, a table, and code that selects what is selected there.
+    """
+    import ckptzoo
+    from ckptzoo.explorer import page as write_page
+    from ckptzoo.explorer.building import MAX_ROWS
+    from ckptzoo.schema import layout
+
+    if (output is None) != in_place:
+        got = "both" if in_place else "none"
+        raise typer.BadParameter(f"expected one of -o FILE and --in-place, got {got}.")
+    target = folder(zoo) / layout.EXPLORER if output is None else output
+    opened = ckptzoo.open(zoo)
+    if in_place:
+        target.parent.mkdir(exist_ok=True)
+    named = [name for item in layers or () for name in item.split(",") if name]
+    with bar("reading layers") as progress:
+        result = write_page(opened, target, layers=named, where=where, max_rows=max_rows or MAX_ROWS, progress=progress)
+    print_result(result, as_json)
+
+
+def collection(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The folder whose folders are zoos.", show_default=False)
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Make the zoos in a folder one collection: collection.json and a table of all rows.
+
+    Write it again where zoos have grown. ckptzoo.open_collection(FOLDER).where(...) then opens only the zoos that a
+    condition needs.
+    """
+    from ckptzoo.console import columns
+    from ckptzoo.loader.collection import open_collection, write_collection
+
+    write_collection(folder)
+    opened = open_collection(folder)
+    if as_json:
+        emit({"name": opened.name, "checkpoints": len(opened), "zoos": [entry.to_json() for entry in opened.entries]})
+        return
+    table = columns("zoo", "checkpoints", "name", "revision")
+    for entry in opened.entries:
+        table.add_row(entry.folder, f"{entry.checkpoints:,}", entry.name, entry.revision[:19])
+    console().print(table)
+
+
+def doctor(
+    zoo: Annotated[
+        str | None, typer.Argument(metavar="ZOO", help=ADDRESS, show_default=False, autocompletion=complete_zoos)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check this installation, its machine and its hub, and a zoo; exit with 1 if there is a problem.
+
+    Nothing is changed, and no token is shown: the output can be sent to others. Of a zoo one block of weights is read;
+    ckptzoo verify reads all.
+    """
+    from ckptzoo.doctor import examine
+
+    examination = examine(zoo)
+    print_result(examination, as_json)
+    if examination.problems:
+        raise typer.Exit(PROBLEMS)

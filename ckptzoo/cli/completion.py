@@ -20,6 +20,7 @@ from ckptzoo.environment import PUBLIC_HUB, cache_root, hub_endpoint
 from ckptzoo.errors import ZooError
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.catalogue import catalogue
 from ckptzoo.schema.documents import MAX_BYTES, unseal
 from ckptzoo.schema.metadata import COLUMNS
 
@@ -54,6 +55,11 @@ def complete_others(context: typer.Context, incomplete: str) -> Iterable[str]:
     return [name for address in _addresses(context)[-1:] for name in _variants(address) if name.startswith(incomplete)]
 
 
+def complete_catalogue(incomplete: str) -> Iterable[str]:
+    """Return names of the catalogue's entries."""
+    return [entry.name for entry in catalogue() if entry.name.startswith(incomplete)]
+
+
 def complete_layers(context: typer.Context, incomplete: str) -> Iterable[str]:
     """Return names of the layers of the zoo on the line; the last one behind a comma."""
     done, comma, last = incomplete.rpartition(",")
@@ -71,6 +77,7 @@ def complete_condition(incomplete: str) -> Iterable[str]:
     """
     matched = _CONDITION.fullmatch(incomplete)
     before, begun = (incomplete, "") if matched is None else (matched[1], matched[2] or "")
+    # no column begins within quotation marks
     is_text = any(before.count(quote) % 2 for quote in "'\"")
     words = before.replace("(", " ( ").split()
     if is_text or before[-1:] not in ("", " ", "(") or (words and words[-1].lower() not in ("and", "or", "not", "(")):
@@ -94,7 +101,7 @@ def complete_ids(context: typer.Context, incomplete: str) -> Iterable[str]:
 
 
 def complete_gauges(incomplete: str) -> Iterable[str]:
-    """Names of gauges."""
+    """Return names of gauges."""
     return [name for name in get_args(layout.GaugeName) if name.startswith(incomplete)]
 
 
@@ -151,11 +158,11 @@ def _cached() -> dict[str, Path]:
     """Return the same by address as it is typed; zoos of other hubs than that of ``HF_ENDPOINT`` are left out."""
     typed: dict[str, Path] = {}
     for address, folder in _cache_folders():
-        place, _, endpoint = address.partition(" at ")
-        if not place.startswith(_DATASETS):
+        repository, _, endpoint = address.partition(" at ")
+        if not repository.startswith(_DATASETS):
             typed[address] = folder
         elif (endpoint or PUBLIC_HUB) == hub_endpoint():
-            typed[place.removeprefix(_DATASETS)] = folder
+            typed[repository.removeprefix(_DATASETS)] = folder
     return typed
 
 
@@ -182,13 +189,13 @@ def _variants(address: str) -> list[str]:
             return []
         parts = [(path[1], path[2]) for path in paths if path[0] == layout.DERIVED and len(path) > 2]
     others = (layout.RETRACTED, layout.MEASURED)
-    found = {
+    names = {
         name
         for name, part in parts
         if layout.DERIVED_NAME.fullmatch(name) and layout.PART_NAME.fullmatch(part)
         if name not in others and layout.set_name(name) is None
     }
-    return [layout.RAW, *sorted(found)]
+    return [layout.RAW, *sorted(names)]
 
 
 def _layers(address: str) -> Iterable[str]:
@@ -205,5 +212,6 @@ def _layers(address: str) -> Iterable[str]:
 
 
 def _read(path: Path) -> bytes:
+    # one byte more than documents may have, so that unseal refuses larger ones
     with path.open("rb") as file:
         return file.read(MAX_BYTES + 1)

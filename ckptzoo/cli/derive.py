@@ -174,6 +174,7 @@ def align(
     network, shape = _network(root, module), parse_input_shape(input_shape)
     scaled = None if gauge is None else gauge_named(gauge, "align")
     if on is not None:
+        # shares would each begin to make it
         if to == BARYCENTRE:
             keep_barycentre(
                 root, label=label, gauge=scaled, barycentre_zoo=barycentre_zoo, module=network, input_shape=shape
@@ -340,7 +341,10 @@ def dedupe(
         typer.Option("--saved", metavar="FOLDER", help="Keep what is computed of each block of checkpoints there."),
     ] = None,
     share: Annotated[
-        str, typer.Option(metavar="I/N", help="Only compute every N-th block, from the I-th, from 0; needs --saved.")
+        str,
+        typer.Option(
+            metavar="I/N", help="Only compute every N-th block, beginning with the I-th, counted from 0; needs --saved."
+        ),
     ] = "",
     on: On = None,
     as_json: AsJson = False,
@@ -376,6 +380,7 @@ def dedupe(
     try:
         with bar("evaluating") as progress:
             near = near_copies(chosen, module=network, input_shape=shape, saved_in=saved_in, progress=progress)
+    # damage ends the command; without a network or inputs only the outputs are not compared
     except IntegrityError:
         raise
     except ZooError as error:
@@ -420,14 +425,14 @@ def _dedupe_share(zoo: "Zoo", network: Any, shape: tuple[int, ...] | None, saved
     with contextlib.suppress(ZooError):
         require("torch", "torch")
         described.append(outputs(zoo, module=network, input_shape=shape, saved_in=saved_in))
-    found = count = 0
+    done = count = 0
     for rows in described:
         with bar("describing") as progress:
             # the blocks of the second kind are counted on from the first's, or the first shares would have more of both
             kept, blocks = rows.share(((number - count) % shares, shares), progress)
-        found, count = found + kept, count + blocks
-    then = "The same command without --share has the result." if found == count else "Others are missing."
-    print(f"{saved_in}: {found:,} of {count:,} blocks. {then}")
+        done, count = done + kept, count + blocks
+    then = "The same command without --share has the result." if done == count else "Others are missing."
+    print(f"{saved_in}: {done:,} of {count:,} blocks. {then}")
 
 
 def _inputs(root: Path, named: str, data: Path | None, *, for_activations: bool = False) -> "np.ndarray":
@@ -439,6 +444,7 @@ def _inputs(root: Path, named: str, data: Path | None, *, for_activations: bool 
     from ckptzoo.hub.contributions.inputs import inputs_of
 
     path = Path(named)
+    # a file that is not there is named as one, and no data set
     if path.exists() or path.suffix in (".npy", ".npz"):
         return _inputs_in(path)
     name = named if "/" in named else f"{named}/test"

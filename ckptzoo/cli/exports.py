@@ -89,7 +89,8 @@ def export(
     data: Data = None,
     module: Module = None,
     max_shard_size: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Of the files of weights of a folder.  [default: 5GB]")
+        str | None,
+        typer.Option(metavar="SIZE", help="The largest size of a file of weights in a folder.  [default: 5GB]"),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace a folder that is not empty, with everything in it.")
@@ -114,24 +115,25 @@ def export(
         raise typer.BadParameter("--data and --module are for --set, and --module for --align; leave them out.")
     size = MAX_SHARD_SIZE if max_shard_size is None else parse_size(max_shard_size, location="--max-shard-size")
     chosen = _chosen(opened(zoo, where), ids, several=average or soup)
+    # before weights are read and averaged, which may take hours
     check_target(output, zoo=chosen, force=force)
     network, gauge = _network(chosen, module), variant or "raw"
-    labelled = held = None
+    labelled = inputs_to_choose_by = None
     if set is not None:
         training = (TRAINING_INPUTS if statistics is None else statistics) if average or soup else 0
-        held = None if held_out is None else _labelled(chosen, held_out, data, training)
-        labelled = _labelled(chosen, set, data, training if held is None else 0)
-    made: Checkpoint | Averaged
+        inputs_to_choose_by = None if held_out is None else _labelled(chosen, held_out, data, training)
+        labelled = _labelled(chosen, set, data, training if inputs_to_choose_by is None else 0)
+    exported: Checkpoint | Averaged
     if average or soup:
-        made = _averaged(chosen, gauge, align, labelled, held, network, soup=soup)
-        facts, lines = {}, _lines(made)
-        said = {"average": made.to_json()}
+        exported = _averaged(chosen, gauge, align, labelled, inputs_to_choose_by, network, soup=soup)
+        facts, lines = {}, _lines(exported)
+        said = {"average": exported.to_json()}
     else:
-        made = chosen.checkpoint(chosen.ids[0], variant=gauge)
-        facts = said = {} if labelled is None else {"measured": _measured(made, labelled, network)}
+        exported = chosen.checkpoint(chosen.ids[0], variant=gauge)
+        facts = said = {} if labelled is None else {"measured": _measured(exported, labelled, network)}
         lines = [f"accuracy {item['accuracy']:.4f} on {item['set']}" for item in facts.values()]
     with bar("writing", nbytes=True) as progress:
-        written = write(made, output, zoo=chosen, facts=facts, max_shard_size=size, force=force, progress=progress)
+        written = write(exported, output, zoo=chosen, facts=facts, max_shard_size=size, force=force, progress=progress)
     if as_json:
         emit({"zoo": zoo, "ids": chosen.ids, **said, "files": [str(path) for path in written]})
         return
@@ -174,7 +176,7 @@ def _chosen(zoo: "Zoo", ids: list[str] | None, *, several: bool) -> "Zoo":
             if id not in zoo:
                 zoo.checkpoint(id)  # says that it is retracted, or which ids are near
         wanted = frozenset(ids)
-        return zoo.take([place for place, id in enumerate(zoo.ids) if id in wanted])
+        return zoo.take([number for number, id in enumerate(zoo.ids) if id in wanted])
     if not several and len(zoo) != 1:
         raise typer.BadParameter(f"expected an ID or a --where that leaves one checkpoint, got {len(zoo):,} of them.")
     return zoo
@@ -229,22 +231,24 @@ def _averaged(
         )
 
 
-def _lines(found: "Averaged") -> list[str]:
+def _lines(average: "Averaged") -> list[str]:
     """Return the checkpoints of an average, and its measures."""
     from ckptzoo.text import counted, printable
 
-    of = f", of {len(found.trials) + len(found.left_out):,}" if found.trials else ""
-    aligned = "" if found.reference is None else f", aligned with {found.reference}"
-    lines = [f"{found.method} of {counted(len(found.ids), 'checkpoint')}{of}{aligned}"]
-    if found.trials:
-        best = found.trials[0]
-        lines.append(f"on {found.chosen_on}: the best alone {best.accuracy:.4f}, the soup {found.chosen_accuracy:.4f}")
-    if found.left_out:
-        lines.append(f"{len(found.left_out):,} left out, which are not finite")
-    if found.statistics is not None:
-        lines.append(f"running statistics of BatchNorm: {found.statistics}")
-    if found.accuracy is not None:
-        lines.append(f"accuracy {found.accuracy:.4f} on {found.set}")
+    of = f", of {len(average.trials) + len(average.left_out):,}" if average.trials else ""
+    aligned = "" if average.reference is None else f", aligned with {average.reference}"
+    lines = [f"{average.method} of {counted(len(average.ids), 'checkpoint')}{of}{aligned}"]
+    if average.trials:
+        best = average.trials[0]
+        lines.append(
+            f"on {average.chosen_on}: the best alone {best.accuracy:.4f}, the soup {average.chosen_accuracy:.4f}"
+        )
+    if average.left_out:
+        lines.append(f"{len(average.left_out):,} left out, which are not finite")
+    if average.statistics is not None:
+        lines.append(f"running statistics of BatchNorm: {average.statistics}")
+    if average.accuracy is not None:
+        lines.append(f"accuracy {average.accuracy:.4f} on {average.set}")
     return [printable(line) for line in lines]
 
 
@@ -282,8 +286,8 @@ def compare(
         (first, zoo), (second, other) = (checkpoint_at(place, variant=gauge) for place in names)
     table = _table(zoo or other, module)
     with bar("comparing") as progress:
-        found = differences(first, second, table, names=names, progress=progress)
-    print_result(found, as_json, [] if output is None else found.plot(output))
+        differing = differences(first, second, table, names=names, progress=progress)
+    print_result(differing, as_json, [] if output is None else differing.plot(output))
 
 
 def _table(zoo: "Zoo | None", module: str | None) -> "Symmetry | None":

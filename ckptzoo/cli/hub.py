@@ -127,7 +127,7 @@ def push(
         str,
         typer.Argument(metavar="ORG/NAME", help="The repository; also as hf://datasets/org/name.", show_default=False),
     ],
-    private: Annotated[bool, typer.Option("--private", help="If it is made, one that is not public.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private, if it is made.")] = False,
     message: Annotated[str | None, typer.Option(metavar="TEXT", help="The title of the commits.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be uploaded, and stop.")] = False,
     as_json: AsJson = False,
@@ -231,7 +231,11 @@ def pull(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", metavar="FOLDER", help="Where to; new, empty, or an earlier pull.", show_default=False
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="The folder to write; new, empty, or an earlier pull.",
+            show_default=False,
         ),
     ],
     variant: Annotated[
@@ -248,7 +252,7 @@ def pull(
         typer.Option(
             "--layers",
             metavar="NAMES",
-            help="Only these layers or tensors: conv1,fc.",
+            help="Only these tensors, layers or modules of layers: conv1,fc.",
             autocompletion=complete_layers,
         ),
     ] = None,
@@ -279,6 +283,7 @@ def pull(
         with bar("pulling", nbytes=True) as progress:
             try:
                 results = (fetch(zoo, output, layers=_split(layers), progress=progress, **options),)
+            # a repository is a zoo or a collection of zoos, which only its files tell
             except IntegrityError as error:
                 if error.problem.what != layout.ZOO or layers is not None:
                     raise
@@ -389,6 +394,7 @@ def contribute(
         raise SpecError(
             replace(problem, next_step=problem.next_step.partition("\n")[0]) for problem in error.problems
         ) from error
+    # without --new the part lies in a temporary folder
     if dry_run and new is None and result.folder is not None:
         shutil.rmtree(result.folder.parent, ignore_errors=True)
         result = replace(result, folder=None)
@@ -399,7 +405,9 @@ def contribute(
 
 def review(
     repository: Annotated[str, typer.Argument(metavar="ORG/ZOO", help="The zoo.", show_default=False)],
-    number: Annotated[int, typer.Argument(metavar="NUMBER", min=1, help="Of the pull request.", show_default=False)],
+    number: Annotated[
+        int, typer.Argument(metavar="NUMBER", min=1, help="The number of the pull request.", show_default=False)
+    ],
     merge: Annotated[bool, typer.Option("--merge", help="Merge it if no check failed.")] = False,
     derive: Annotated[
         bool,

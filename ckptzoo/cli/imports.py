@@ -42,7 +42,7 @@ def import_(
         ),
     ] = None,
     input_shape: Annotated[
-        str | None, typer.Option("--input-shape", metavar="CxHxW", help="Of one example, for --module.")
+        str | None, typer.Option("--input-shape", metavar="CxHxW", help="The shape of one example, for --module.")
     ] = None,
     split_by: Annotated[
         str | None,
@@ -67,9 +67,12 @@ def import_(
         bool, typer.Option("--dry-run", help="Say what each file would be taken for; read no networks, write nothing.")
     ] = False,
     license: Annotated[
-        str | None, typer.Option("--license", metavar="SPDX", help="Of the weights.  [default: the format's own]")
+        str | None,
+        typer.Option("--license", metavar="SPDX", help="The licence of the weights.  [default: the format's own]"),
     ] = None,
-    dataset: Annotated[str | None, typer.Option("--dataset", metavar="NAME", help="What they were trained on.")] = None,
+    dataset: Annotated[
+        str | None, typer.Option("--dataset", metavar="NAME", help="The data set that they were trained on.")
+    ] = None,
     mean: Annotated[
         str | None, typer.Option("--mean", metavar="X,...", help="Inputs were (pixel / 255 - mean) / std.")
     ] = None,
@@ -112,7 +115,7 @@ def import_(
         int | None,
         typer.Option("--checkpoint-offset", metavar="N", help="For ray-tune: iteration less the checkpoint's number."),
     ] = None,
-    percent: Annotated[bool, typer.Option("--percent", help="Accuracies go up to 100.")] = False,
+    percent: Annotated[bool, typer.Option("--percent", help="Accuracies are in percent.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Bring published checkpoints into a zoo.
@@ -157,6 +160,7 @@ def import_(
             source,
             to,
             adapter=adapter,
+            # a file of --names is such a table alone, or a contribution.toml with the table [names]
             names=names if names == "order" else (table or {}).get("names", table),
             arch=arch,
             module=modules or None,

@@ -97,17 +97,19 @@ def barriers(
             autocompletion=complete_variants,
         ),
     ] = None,
-    draws: Annotated[int, typer.Option(metavar="N", min=1, help="Of a Gaussian, for a prediction.")] = 16,
+    draws: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Samples drawn from each Gaussian; their predictions are averaged.")
+    ] = 16,
     simplex: Annotated[int, typer.Option(metavar="K", min=0, help="Also score points between K members at once.")] = 0,
     least: Annotated[
         int,
-        typer.Option(metavar="N", min=0, help="Of OptuNets: for N pairs try all 28,800 permutations halfway."),
+        typer.Option(metavar="N", min=0, help="For OptuNets: try all 28,800 permutations halfway between N pairs."),
     ] = 0,
     activations: Annotated[
         int,
-        typer.Option(metavar="N", min=0, help="Also align by what channels hold on the first N inputs; 0 for not."),
+        typer.Option(metavar="N", min=0, help="Also align by activations on the first N inputs; 0 does not."),
     ] = 0,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of pairs, draws and points.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of pairs, draws and points.")] = 0,
     *,
     scored: LabelledOptions,
     shown: StudyOptions,
@@ -179,8 +181,10 @@ def compact(
         str | None,
         typer.Option(metavar="ZOO", help="A zoo of Gaussians over the same networks, the first of which is compared."),
     ] = None,
-    draws: Annotated[int, typer.Option(metavar="N", min=1, help="Of each Gaussian, which predict together.")] = 50,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the draws.")] = 0,
+    draws: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Samples drawn from each Gaussian; their predictions are averaged.")
+    ] = 50,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the draws.")] = 0,
     *,
     scored: LabelledOptions,
     shown: StudyOptions,
@@ -204,7 +208,7 @@ def pairs(
     ] = None,
     nearest: Annotated[int, typer.Option(metavar="N", min=1, help="Nearest pairs that are listed and joined.")] = 100,
     barriers: Annotated[bool, typer.Option(help="Measure barriers of the nearest and of as many random pairs.")] = True,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the random pairs.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the random pairs.")] = 0,
     *,
     scored: LabelledOptions,
     shown: StudyOptions,

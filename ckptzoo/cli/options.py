@@ -94,7 +94,7 @@ InputShape = Annotated[
     typer.Option(
         "--input-shape",
         metavar="SHAPE",
-        help="Of one input, such as 64 or 3x32x32, for a --module of a zoo that does not say it.",
+        help="The shape of one input, such as 64 or 3x32x32, for a --module of a zoo that does not record it.",
     ),
 ]
 LabelledFile = Annotated[
@@ -184,6 +184,7 @@ class _Trimmed:
     def write(self, text: str) -> int:
         return self._stream.write(re.sub(r" +(?=\n)", "", text))
 
+    # rich also asks for isatty(), encoding and flush()
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 

@@ -29,6 +29,7 @@ class _Checking:
                 error.message = _reworded(error.message, values.get(parameter.name))
             raise
         if not ctx.resilient_parsing:  # as completion and help parse
+            # click's parser also returns the parameters in the order in which they stand, each as often as it was given
             given, _, order = command.make_parser(ctx).parse_args(args=words)  # type: ignore[attr-defined]
             for parameter in dict.fromkeys(order):
                 problem = _problem(parameter, given.get(parameter.name), ctx.params.get(parameter.name), order)
@@ -46,7 +47,7 @@ class Command(_Checking, TyperCommand):
     """
 
 
-class Group(_Checking, TyperGroup):
+class CommandGroup(_Checking, TyperGroup):
     """A group of commands with options of its own, which are checked alike."""
 
 
@@ -55,7 +56,7 @@ def check_values(app: typer.Typer) -> None:
     for command in app.registered_commands:
         command.cls = Command
     if app.registered_callback is not None:
-        app.registered_callback.cls = Group
+        app.registered_callback.cls = CommandGroup
     for group in app.registered_groups:
         if group.typer_instance is not None:
             check_values(group.typer_instance)
@@ -63,11 +64,11 @@ def check_values(app: typer.Typer) -> None:
 
 def _reworded(message: str, given: Any) -> str:
     """Return pydantic's message about a value, with which Typer checks numbers, in the form of other messages."""
-    found = re.fullmatch(r"Input should be ([^,]*).*", message, re.DOTALL)
-    if found is None:
+    matched = re.fullmatch(r"Input should be ([^,]*).*", message, re.DOTALL)
+    if matched is None:
         return message.removeprefix("Value error, ")
     got = given[-1] if isinstance(given, list) and given else given
-    expected = found[1].replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
+    expected = matched[1].replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
     return f"expected {expected}, got {str(got)[:80]!r}. Correct it."
 
 
@@ -79,6 +80,7 @@ def _problem(parameter: Any, given: Any, value: Any, order: list[Any]) -> str | 
         return f"expected it once, got it {count} times. Give it once."
     if any(not text.strip() for text in texts):
         return "expected a value, got an empty text. Leave it out, or give one."
+    # no path of the system may have one; Python raises ValueError for it far from here
     if any("\0" in text for text in texts):
         return "expected a text without zero bytes, got one with them. Correct it."
     return next(filter(None, (_problem_of_item(parameter, item) for item in _items(value))), None)

@@ -39,6 +39,7 @@ def work_on_ray(context: typer.Context, on: str, device: str = "cpu") -> None:
     if any(word == "--share" or word.startswith("--share=") for word in context.obj.arguments):
         raise typer.BadParameter("expected one of --share and --on, got both.")
     command = _without(context.obj.arguments, "--on")
+    # a worker has the environment of its node
     own = {name: value for name, value in os.environ.items() if name.startswith(_OWN)}
     with connected(address or None) as ray, bar("shares", nbytes=False) as progress:
         resource, needs = ("GPU", {"num_gpus": 1}) if device.startswith("cuda") else ("CPU", {"num_cpus": 1})
@@ -54,6 +55,7 @@ def work_on_ray(context: typer.Context, on: str, device: str = "cpu") -> None:
                 code, said = 1, " ".join(str(error).split())[-500:]
             if code:
                 for reference in waiting:
+                    # without force Ray raises KeyboardInterrupt in the task, which compiled code notices at its end
                     ray.cancel(reference, force=True)
                 step = "Shares that are done stay; the same command goes on."
                 name = context.command_path
@@ -63,6 +65,7 @@ def work_on_ray(context: typer.Context, on: str, device: str = "cpu") -> None:
 
 def run_share(run: Callable[[Sequence[str]], int], arguments: Sequence[str], folder: str) -> tuple[int, str]:
     """Run a command line in a folder; return its exit code, and its output on the standard error."""
+    # streams of a task are those of a worker on another machine
     said = io.StringIO()
     try:
         os.chdir(folder)

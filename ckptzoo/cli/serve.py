@@ -23,14 +23,14 @@ serve = typer.Typer(name="serve", help="Host zoos: the hub's protocol from a fol
 
 _SECRET_LETTERS = 16
 Root = Annotated[
-    Path, typer.Option("--root", metavar="FOLDER", help="Where everything is kept; made where there is none.")
+    Path, typer.Option("--root", metavar="FOLDER", help="The folder of the server; made where there is none.")
 ]
 
 
 @serve.callback(invoke_without_command=True)
 def run(
     context: typer.Context,
-    root: Annotated[Path | None, typer.Option("--root", metavar="FOLDER", help="Where everything is kept.")] = None,
+    root: Annotated[Path | None, typer.Option("--root", metavar="FOLDER", help="The folder of the server.")] = None,
     host: Annotated[str, typer.Option("--host", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 is any free one.")] = 8000,
     private: Annotated[bool, typer.Option("--private", help="Nothing is readable without a token.")] = False,
@@ -43,11 +43,16 @@ def run(
         typer.Option("--connections", min=1, help="How many connections one address may hold; more behind a proxy."),
     ] = None,
     quota: Annotated[
-        str | None, typer.Option("--quota", metavar="SIZE", help="What each contributor may send in all: 100GB.")
+        str | None,
+        typer.Option("--quota", metavar="SIZE", help="The total size that each contributor may upload: 100GB."),
     ] = None,
     proxy: Annotated[
         list[str] | None,
-        typer.Option("--proxy", metavar="ADDRESS", help="Of a proxy, whose X-Forwarded-* are believed. Repeatable."),
+        typer.Option(
+            "--proxy",
+            metavar="ADDRESS",
+            help="The address of a proxy whose X-Forwarded-* headers are trusted. Repeatable.",
+        ),
     ] = None,
     rate: Annotated[
         str | None,
@@ -55,7 +60,9 @@ def run(
     ] = None,
     metrics_token: Annotated[
         Path | None,
-        typer.Option("--metrics-token", metavar="FILE", help="Answer /metrics to who sends the token in this file."),
+        typer.Option(
+            "--metrics-token", metavar="FILE", help="Answer /metrics to clients that send the token in this file."
+        ),
     ] = None,
     oidc: Annotated[
         Path | None, typer.Option("--oidc", metavar="FILE", help="Let users sign in with an OpenID provider; TOML.")
@@ -125,14 +132,17 @@ def _ready(service: "Service", address: str) -> None:
 
     with service.database.writing() as connection:
         set_setting(connection, "address", (service.url or address).rstrip("/"))
+    # what goes to a pipe or a file is kept back otherwise, and whoever started the server waits for this line
     print(f"{service.root}: serving at {address}", flush=True)
 
 
 @serve.command()
 def user(
     root: Root,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Of the account.", show_default=False)] = None,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Take its tokens, memberships and grants.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The name of the account.", show_default=False)
+    ] = None,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke its tokens, memberships and grants.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List all users.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -168,10 +178,14 @@ def user(
 @serve.command()
 def org(
     root: Root,
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Of the organisation.", show_default=False)] = None,
-    member: Annotated[str | None, typer.Option("--member", metavar="USER", help="Who belongs to it.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="The name of the organisation.", show_default=False)
+    ] = None,
+    member: Annotated[
+        str | None, typer.Option("--member", metavar="USER", help="The user who is made a member.")
+    ] = None,
     role: Annotated[
-        str, typer.Option("--role", help="What the member may in its namespace: read, contribute, write or admin.")
+        str, typer.Option("--role", help="The member's role in its namespace: read, contribute, write or admin.")
     ] = "write",
     revoke: Annotated[
         bool, typer.Option("--revoke", help="End the membership of --member, or that of all, and all grants.")
@@ -195,8 +209,10 @@ def org(
                 accounts.add(connection, name, accounts.ORGANISATION, actor=OPERATOR)
             if member is not None:
                 accounts.set_member(connection, name, member, None if revoke else role, actor=OPERATOR)
-        found = [item for item in accounts.listed(connection, accounts.ORGANISATION) if name in (None, item.name)]
-        rows = [{**vars(item), "members": accounts.members(connection, item.name)} for item in found]
+        organisations = [
+            item for item in accounts.listed(connection, accounts.ORGANISATION) if name in (None, item.name)
+        ]
+        rows = [{**vars(item), "members": accounts.members(connection, item.name)} for item in organisations]
     _show("organisations", rows, as_json, ("name", "disabled", "members", "created"))
 
 
@@ -210,8 +226,10 @@ def grant(
         str | None, typer.Argument(metavar="PLACE", help="A namespace, or a repository org/name.", show_default=False)
     ] = None,
     role: Annotated[str, typer.Option("--role", help="read, contribute, write or admin.")] = "read",
-    kind: Annotated[str, typer.Option("--kind", help="Of the repository: dataset, model or space.")] = "dataset",
-    revoke: Annotated[bool, typer.Option("--revoke", help="Take the grant.")] = False,
+    kind: Annotated[
+        str, typer.Option("--kind", help="The type of the repository: dataset, model or space.")
+    ] = "dataset",
+    revoke: Annotated[bool, typer.Option("--revoke", help="Revoke the grant.")] = False,
     list_: Annotated[bool, typer.Option("--list", help="List all grants.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -229,13 +247,13 @@ def grant(
         from ckptzoo.server.store.audit import OPERATOR
 
         if account is not None and target is not None:
-            place: str | int = target
+            granted: str | int = target
             if "/" in target:
                 repository = repositories.find(connection, kind, target)
                 if repository is None:
                     raise no_repository(f"{kind} {target}")
-                place = repository.id
-            accounts.set_grant(connection, account, place, None if revoke else role, actor=OPERATOR)
+                granted = repository.id
+            accounts.set_grant(connection, account, granted, None if revoke else role, actor=OPERATOR)
         rows = [vars(item) for item in accounts.grants(connection, account)]
     _show("grants", rows, as_json, ("account", "target", "role"))
 
@@ -243,14 +261,16 @@ def grant(
 @serve.command()
 def token(
     root: Root,
-    user: Annotated[str, typer.Option("--user", help="Whose it is; the account is made where there is none.")] = "user",
+    user: Annotated[
+        str, typer.Option("--user", help="The owner of the token; the account is made where there is none.")
+    ] = "user",
     write: Annotated[bool, typer.Option("--write", help="It may do all that its owner may.")] = False,
     contribute: Annotated[bool, typer.Option("--contribute", help="It may read, and open pull requests.")] = False,
-    name: Annotated[str, typer.Option("--name", help="What its owner calls it.")] = "",
+    name: Annotated[str, typer.Option("--name", help="The name that its owner gives it.")] = "",
     scope: Annotated[
         str, typer.Option("--scope", metavar="PLACE", help="A namespace or a repository; it reads others if public.")
     ] = "",
-    days: Annotated[float | None, typer.Option("--days", min=0, help="It ends after so many.")] = None,
+    days: Annotated[float | None, typer.Option("--days", min=0, help="Days until it expires.")] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Make none; remove every token of the user.")] = False,
     number: Annotated[int | None, typer.Option("--number", help="With --revoke: remove this one alone.")] = None,
     list_: Annotated[bool, typer.Option("--list", help="Make none; list those of all users.")] = False,
@@ -303,6 +323,7 @@ def backup(
         from ckptzoo.server.doctor import LAST_BACKUP
         from ckptzoo.server.store.database import set_setting
 
+        # after the copy: of one that failed, serve doctor would take this for the last backup
         set_setting(connection, LAST_BACKUP, f"{datetime.now(UTC).isoformat(timespec='seconds')} {to.absolute()}")
     _show_copied(f"{to}", copied, as_json)
 
@@ -322,12 +343,12 @@ def restore(
 
     with bar("restoring") as progress:
         copied = backups.restore(source, root, progress)
-    found: list[str] = []
+    problems: list[str] = []
     if verify:
         with bar("verifying") as progress:
-            found = [str(problem) for problem in backups.problems(root, progress)]
-    _show_copied(f"{root}", copied, as_json, found)
-    if found:
+            problems = [str(problem) for problem in backups.problems(root, progress)]
+    _show_copied(f"{root}", copied, as_json, problems)
+    if problems:
         raise typer.Exit(PROBLEMS)
 
 
@@ -335,9 +356,10 @@ def restore(
 def gc(
     root: Root,
     grace: Annotated[
-        str, typer.Option("--grace", metavar="TIME", help="What was sent within this time stays: 12h, 7d; 1h at least.")
+        str,
+        typer.Option("--grace", metavar="TIME", help="Keep what was uploaded within this time: 12h, 7d; 1h at least."),
     ] = "7d",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count what would be removed.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove what nothing names any more: of removed repositories, squashed branches, uploads without a commit.
@@ -353,15 +375,16 @@ def gc(
     database = database_of(root)
     try:
         with bar("removing") as progress:
-            found = collect(root, database, grace=time, dry_run=dry_run, progress=progress)
+            collected = collect(root, database, grace=time, dry_run=dry_run, progress=progress)
     finally:
         database.close()
     if as_json:
-        emit({"folder": str(root), "dry_run": dry_run, **vars(found)})
+        emit({"folder": str(root), "dry_run": dry_run, **vars(collected)})
         return
-    rows = f"{counted(found.commits, 'commit')}, {counted(found.folders, 'folder')}, {counted(found.files, 'file')}"
+    commits, folders = counted(collected.commits, "commit"), counted(collected.folders, "folder")
+    rows = f"{commits}, {folders}, {counted(collected.files, 'file')}"
     would = "would remove" if dry_run else "removed"
-    print(f"{root}: {would} {counted(found.blobs, 'blob')}, {size(found.nbytes)}, and the rows of {rows}.")
+    print(f"{root}: {would} {counted(collected.blobs, 'blob')}, {size(collected.nbytes)}, and the rows of {rows}.")
 
 
 @serve.command()
@@ -383,6 +406,7 @@ def doctor(root: Root, as_json: AsJson = False) -> None:
 def _grace(text: str) -> "timedelta":
     from datetime import timedelta
 
+    # less than an hour is refused, because addresses of uploads are valid for one (ServerLimits.address_seconds)
     units = {"h": 1.0, "d": 24.0, "w": 168.0}
     try:
         hours = float(text[:-1]) * units[text[-1]]
@@ -455,5 +479,6 @@ def _need_server() -> None:
     """Raise unless the server's packages are installed."""
     from ckptzoo.errors import require
 
+    # those that ckptzoo.server imports at its beginning; oidc's are asked for where a provider is made
     for module in ("jinja2", "limits", "markdown_it", "nh3", "prometheus_client", "starlette", "uvicorn", "yaml"):
         require(module, "server")

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 splits = typer.Typer(
     name="splits", help="Parts of a zoo to train and test on, by member: make, import, show.", rich_markup_mode=None
 )
-SplitName = Annotated[str, typer.Argument(metavar="NAME", help="Of the split, such as main.", show_default=False)]
+SplitName = Annotated[
+    str, typer.Argument(metavar="NAME", help="The name of the split, such as main.", show_default=False)
+]
 _PARTS = ("train", "val", "test")
 Fractions = tuple[float, float, float]
 
@@ -22,12 +24,17 @@ Fractions = tuple[float, float, float]
 def make(
     zoo: ZooFolder,
     name: SplitName,
-    fractions: Annotated[Fractions, typer.Option(metavar="TRAIN VAL TEST", help="Together 1; 0 leaves a part out.")] = (
+    fractions: Annotated[
+        Fractions,
+        typer.Option(
+            metavar="TRAIN VAL TEST", help="The fractions of the parts, which add up to 1; 0 leaves a part out."
+        ),
+    ] = (
         0.7,
         0.15,
         0.15,
     ),
-    seed: Annotated[int, typer.Option(help="Another one gives another split.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed; another one gives another split.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Split a zoo's members by their hashes.
@@ -54,16 +61,21 @@ def import_(
         ),
     ] = None,
     order: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Instead: the number of a checkpoint on each line, to be cut.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Instead of files: the number of a checkpoint on each line, to be cut into parts."
+        ),
     ] = None,
     fractions: Annotated[
         Fractions | None,
-        typer.Option(metavar="TRAIN VAL TEST", help="Of an order: what the parts have.", show_default=False),
+        typer.Option(
+            metavar="TRAIN VAL TEST", help="With --order: the fraction that each part has.", show_default=False
+        ),
     ] = None,
     where: Annotated[
-        str | None, typer.Option(metavar="CONDITION", help="Of an order: cut those that satisfy it alone.")
+        str | None, typer.Option(metavar="CONDITION", help="With --order: only cut checkpoints that satisfy it.")
     ] = None,
-    header: Annotated[bool, typer.Option("--header", help="Of an order: its first line is a header.")] = False,
+    header: Annotated[bool, typer.Option("--header", help="With --order: the file's first line is a header.")] = False,
     allow_shared_members: Annotated[
         bool,
         typer.Option("--allow-shared-members", help="Checkpoints of a member may be in several parts; it is recorded."),
@@ -98,10 +110,10 @@ def list_(zoo: ZooAddress, as_json: AsJson = False) -> None:
     from ckptzoo.console import columns
     from ckptzoo.format.splits import read_split
 
-    found = opened(zoo)
-    read = [read_split(found.contents.files, name, found.contents.identity) for name in found.splits]
+    opened_zoo = opened(zoo)
+    read = [read_split(opened_zoo.contents.files, name, opened_zoo.contents.identity) for name in opened_zoo.splits]
     if as_json:
-        emit({"zoo": found.name, "splits": [{"name": item.name, "parts": list(item.parts)} for item in read]})
+        emit({"zoo": opened_zoo.name, "splits": [{"name": item.name, "parts": list(item.parts)} for item in read]})
         return
     table = columns("split", "parts")
     for item in read:
@@ -109,7 +121,7 @@ def list_(zoo: ZooAddress, as_json: AsJson = False) -> None:
     if read:
         console().print(table)
     else:
-        print(f"{found.name}: no splits; ckptzoo splits make makes one.")
+        print(f"{opened_zoo.name}: no splits; ckptzoo splits make makes one.")
 
 
 @splits.command()
@@ -125,6 +137,7 @@ def _by_part(fractions: Fractions) -> dict[str, float]:
 def _files(lists: list[str]) -> str | dict[str, str]:
     """Return one file, or that of each part."""
     named = [text.partition("=") for text in lists]
+    # a file's name may have = in it
     if len(lists) == 1 and (not named[0][1] or Path(lists[0]).exists()):
         return lists[0]
     files = {part: file for part, _, file in named if file}

@@ -88,8 +88,8 @@ def mass(
         str,
         typer.Option(
             metavar="NAME",
-            help="What scales in front of BatchNorm: nothing (pinned), filters against gains (eval_chain), or filters "
-            "of a layer against each other (volume).",
+            help="What may be rescaled before BatchNorm: nothing (pinned), filters against gains (eval_chain), or "
+            "filters of a layer against each other (volume).",
             autocompletion=lambda incomplete: [name for name in _FORMULATIONS if name.startswith(incomplete)],
         ),
     ] = "pinned",
@@ -132,13 +132,13 @@ def predict_accuracy(
     zoo: ZooAddress,
     variant: Studied = "canonical",
     target: Annotated[
-        str, typer.Option(metavar="COLUMN", help="What is predicted; claimed_test_accuracy of imported zoos.")
+        str, typer.Option(metavar="COLUMN", help="The column to predict; claimed_test_accuracy for imported zoos.")
     ] = "test_accuracy",
     splits: Annotated[int, typer.Option(metavar="N", min=1, help="Random splits.")] = 5,
     copies: Annotated[
         int, typer.Option(metavar="N", min=0, help="Permuted copies of each training network, in one of the rows.")
     ] = 4,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of splits, permutations and trees.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of splits, permutations and trees.")] = 0,
     *,
     shown: StudyOptions,
 ) -> None:
@@ -233,7 +233,7 @@ def posteriors(
     draws: Annotated[int, typer.Option(min=1, help="Draws of each of several modes.")] = 10,
     ensemble: Annotated[int, typer.Option(min=2, help="Members of an ensemble.")] = 100,
     replicates: Annotated[int, typer.Option(min=1, help="The greatest number of replicates of each figure.")] = 3,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the members that make ensembles.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the choice of members for ensembles.")] = 0,
     *,
     shown: ResultOptions,
 ) -> None:
@@ -278,7 +278,7 @@ def collapse(
     resamples: Annotated[
         int, typer.Option(metavar="N", min=0, help="The number of resamples of members, for intervals.")
     ] = 1000,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of exchanges and resamples.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of exchanges and resamples.")] = 0,
     *,
     shown: StudyOptions,
 ) -> None:
@@ -353,7 +353,7 @@ def mmd(
     permutations: Annotated[
         int, typer.Option(metavar="N", min=0, help="The number of random exchanges of checkpoints, for p-values.")
     ] = 0,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the exchanges.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the exchanges.")] = 0,
     device: Annotated[
         str | None, typer.Option(metavar="NAME", help="Compute in torch there, such as cuda or cpu.  [default: numpy]")
     ] = None,
@@ -373,7 +373,10 @@ def mmd(
         ),
     ] = None,
     share: Annotated[
-        str, typer.Option(metavar="I/N", help="Only measure every N-th block, from the I-th, from 0; needs --saved.")
+        str,
+        typer.Option(
+            metavar="I/N", help="Only measure every N-th block, beginning with the I-th, counted from 0; needs --saved."
+        ),
     ] = "",
     on: On = None,
     as_json: AsJson = False,
@@ -426,8 +429,8 @@ def _mmd_share(
     from ckptzoo.text import parse_share
 
     with bar("reading weights", nbytes=True) as progress:
-        found, count = measure_share(
+        done, count = measure_share(
             first, second, saved_in, parse_share(share), variant, variant_y, device=device, progress=progress
         )
-    then = "The same command without --share has the result." if found == count else "Others are missing."
-    print(f"{saved_in}: {found:,} of {count:,} blocks. {then}")
+    then = "The same command without --share has the result." if done == count else "Others are missing."
+    print(f"{saved_in}: {done:,} of {count:,} blocks. {then}")

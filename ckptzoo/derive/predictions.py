@@ -38,7 +38,7 @@ MAX_THREADS = 64
 
 @dataclass(frozen=True)
 class Predicted(PrintedResult):
-    """What ``predict`` did.
+    """The result of ``predict``.
 
     Parameters
     ----------

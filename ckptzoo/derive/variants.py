@@ -74,7 +74,7 @@ class EquivalenceReport:
 
 @dataclass(frozen=True)
 class Derived:
-    """What ``derive`` did.
+    """The result of ``derive``.
 
     Parameters
     ----------

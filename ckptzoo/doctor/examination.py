@@ -2,9 +2,8 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -14,14 +13,16 @@ from ckptzoo.checks import NOTE, OK, PROBLEM, Check
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.doctor import hub, installation, machine
 from ckptzoo.doctor import zoo as zoo_checks
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import counted, printable
 
+# HUGGING_FACE_HUB_TOKEN is the earlier name of HF_TOKEN, which huggingface_hub still reads.
 _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 """Environment variables whose values must not be shown in any message."""
 
 
 @dataclass(frozen=True)
-class Examination(PrintedResult):
+class Examination(PrintedResult, JsonFields, derived=("problems",)):
     """Everything that was looked at, in the order in which one would look.
 
     Parameters
@@ -37,17 +38,13 @@ class Examination(PrintedResult):
         """How many checks found a problem."""
         return sum(check.outcome == PROBLEM for check in self.checks)
 
-    def to_json(self) -> dict[str, Any]:
-        """Every check, and the number of problems."""
-        return {"checks": [asdict(check) for check in self.checks], "problems": self.problems}
-
     def print(self, console: Console | None = None) -> None:
         """Print a table on a rich console, by default the standard output.
 
         Parameters
         ----------
         console
-            A rich console; None for the standard output.
+            a rich console; None for the standard output.
         """
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
@@ -65,7 +62,7 @@ class Examination(PrintedResult):
 
 
 def _with_extras_together(checks: Sequence[Check]) -> Iterator[Check]:
-    """The checks with one for all extras that are installed and one for those that are not."""
+    """Yield the checks with one for all extras that are installed and one for those that are not."""
     extras = [check for check in checks if check.name.startswith(installation.EXTRA) and check.outcome != PROBLEM]
     for check in checks:
         if check not in extras:
@@ -109,8 +106,8 @@ def examine(zoo: str | os.PathLike[str] | None = None) -> Examination:
     if address is not None:
         steps.append(("zoo", partial(zoo_checks.checks, address)))
     secrets = {value for name in _SECRETS if (value := os.environ.get(name))} | hub.tokens()
-    found = [check for name, step in steps for check in _run(name, step)]
-    return Examination(tuple(check.without(secrets) for check in found))
+    checks = [check for name, step in steps for check in _run(name, step)]
+    return Examination(tuple(check.without(secrets) for check in checks))
 
 
 def _run(name: str, step: Callable[[], Iterable[Check]]) -> Iterator[Check]:

@@ -22,7 +22,7 @@ _LOGIN = "Log in with hf auth login, or set HF_TOKEN."
 
 
 def is_on_hub(address: str) -> bool:
-    """Whether a zoo's address leads to the hub: a folder of this name wins."""
+    """Return whether a zoo's address leads to the hub: a folder of this name wins."""
     try:
         return not os.path.isdir(address) and any(isinstance(place, HubAddress) for place in candidates(address))  # noqa: PTH112
     except ZooError:
@@ -30,7 +30,7 @@ def is_on_hub(address: str) -> bool:
 
 
 def tokens() -> set[str]:
-    """The token that huggingface_hub would send; none where it is not installed."""
+    """Return the token that huggingface_hub would send; none where it is not installed."""
     if find_spec("huggingface_hub") is None:
         return set()
     from huggingface_hub import get_token
@@ -112,6 +112,7 @@ def _within(seconds: float, call: Callable[[], Any]) -> Any:
         except BaseException as error:  # raised in the caller's thread
             failed.append(error)
 
+    # daemon: the process may end while the call hangs
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)

@@ -35,36 +35,36 @@ def checks() -> Iterator[Check]:
 
 
 def packages() -> Iterator[Check]:
-    """The packages that ckptzoo needs, and each extra, as the metadata of the installed release lists them."""
+    """Check the packages that ckptzoo needs, and each extra, as the metadata of the installed release lists them."""
     listed = [Requirement(text) for text in metadata.requires(PACKAGE) or ()]
     needed = [item for item in listed if _applies(item, "")]
-    found, missing, wrong = _state(needed)
+    installed, missing, wrong = _state(needed)
     if missing or wrong:
-        yield Check("packages", PROBLEM, _words(found, missing, wrong), f"pip install --upgrade {PACKAGE}")
+        yield Check("packages", PROBLEM, _words(installed, missing, wrong), f"pip install --upgrade {PACKAGE}")
     else:
-        yield Check("packages", OK, ", ".join(found))
+        yield Check("packages", OK, ", ".join(installed))
+    # the name of the field in core metadata, once for each extra
     for extra in sorted(metadata.metadata(PACKAGE).get_all("Provides-Extra") or ()):
         if extra in _HIDDEN_EXTRAS:
             continue
-        found, missing, wrong = _state(_of_extra(extra, listed, frozenset()))
+        installed, missing, wrong = _state(_of_extra(extra, listed, frozenset()))
         step = f"pip install '{PACKAGE}[{extra}]'"
         if wrong:
-            yield Check(f"{EXTRA}{extra}", PROBLEM, _words(found, missing, wrong), step)
+            yield Check(f"{EXTRA}{extra}", PROBLEM, _words(installed, missing, wrong), step)
         elif missing:
-            yield Check(f"{EXTRA}{extra}", NOTE, _words(found, missing, wrong), step)
+            yield Check(f"{EXTRA}{extra}", NOTE, _words(installed, missing, wrong), step)
         else:
-            yield Check(f"{EXTRA}{extra}", OK, ", ".join(found))
+            yield Check(f"{EXTRA}{extra}", OK, ", ".join(installed))
 
 
 def builders_package() -> Check:
-    """Whether ``builders``, which trains zoos, is the one that comes with this package and not another of that name.
-
-    It lies beside this package in a checkout and in an installation.
+    """Check whether ``builders``, which trains zoos, is the one that comes with this package, beside it in a checkout
+    and in an installation, and not another of that name.
     """
     own = Path(__file__).parents[2] / BUILDERS
-    found = find_spec(BUILDERS)
-    folders = [] if found is None else [Path(folder) for folder in found.submodule_search_locations or ()]
-    got = "none" if found is None else ", ".join(map(str, folders)) or str(found.origin)
+    spec = find_spec(BUILDERS)
+    folders = [] if spec is None else [Path(folder) for folder in spec.submodule_search_locations or ()]
+    got = "none" if spec is None else ", ".join(map(str, folders)) or str(spec.origin)
     if not (own / "recipes").is_dir():
         step = f"pip install --force-reinstall --no-deps {PACKAGE}"
         return Check(BUILDERS, PROBLEM, f"expected the recipes in {own}, got {got} without them", step)
@@ -93,7 +93,7 @@ def _has_this_version(package: Path) -> bool:
 
 
 def gpu() -> Check:
-    """Whether torch computes on the GPU, where there is one."""
+    """Check whether torch computes on the GPU, where there is one."""
     driver = _driver()
     if find_spec("torch") is None:
         detail = "no NVIDIA driver" if driver is None else f"NVIDIA driver {driver}; torch is not installed"
@@ -105,6 +105,7 @@ def gpu() -> Check:
     version = f"torch {torch.__version__}"
     if driver is None:
         return Check("gpu", OK, f"no NVIDIA driver; {version} computes on the CPU")
+    # so in builds for the CPU, and for GPUs of others
     if torch.version.cuda is None:
         step = "Install a build of torch with CUDA; pytorch.org has the command."
         return Check("gpu", NOTE, f"NVIDIA driver {driver}, but {version} was built for the CPU", step)
@@ -116,7 +117,7 @@ def gpu() -> Check:
 
 
 def _driver() -> str | None:
-    """The version of NVIDIA's driver; None where there is none."""
+    """Return the version of NVIDIA's driver; None where there is none."""
     try:
         text = _DRIVER.read_text()
     except OSError:
@@ -130,7 +131,7 @@ def _applies(requirement: Requirement, extra: str) -> bool:
 
 
 def _of_extra(extra: str, listed: list[Requirement], seen: frozenset[str]) -> list[Requirement]:
-    """The packages that an extra needs beyond ckptzoo itself, with those of the extras that it names."""
+    """Return the packages that an extra needs beyond ckptzoo itself, with those of the extras that it names."""
     own = [item for item in listed if not _applies(item, "") and _applies(item, extra)]
     inner = [name for item in own if item.name == PACKAGE for name in sorted(item.extras - seen - {extra})]
     rest = [item for name in inner for item in _of_extra(name, listed, seen | {extra})]
@@ -138,23 +139,24 @@ def _of_extra(extra: str, listed: list[Requirement], seen: frozenset[str]) -> li
 
 
 def _state(needed: list[Requirement]) -> tuple[list[str], list[str], list[str]]:
-    """The packages that are installed with their versions, that are missing, and that have versions that do not fit."""
-    found, missing, wrong = list[str](), list[str](), list[str]()
+    """Return the packages that are installed with their versions, are missing, and have versions that do not fit."""
+    installed, missing, wrong = list[str](), list[str](), list[str]()
     for item in {requirement.name: requirement for requirement in needed}.values():
         try:
             version = metadata.version(item.name)
         except metadata.PackageNotFoundError:
             missing.append(item.name)
             continue
+        # by default a specifier contains no prereleases (PEP 440)
         fits = item.specifier.contains(version, prereleases=True)
-        (found if fits else wrong).append(
+        (installed if fits else wrong).append(
             f"{item.name} {version}" if fits else f"{item.name}{item.specifier}, got {version}"
         )
-    return found, missing, wrong
+    return installed, missing, wrong
 
 
-def _words(found: list[str], missing: list[str], wrong: list[str]) -> str:
+def _words(installed: list[str], missing: list[str], wrong: list[str]) -> str:
     said = [f"expected {item}" for item in wrong]
     said += [f"not installed: {', '.join(missing)}"] if missing else []
-    said += [f"installed: {', '.join(found)}"] if found else []
+    said += [f"installed: {', '.join(installed)}"] if installed else []
     return excerpt("; ".join(said), 400)

@@ -71,7 +71,7 @@ def cache_checks() -> Iterator[Check]:
 
 
 def file_system(name: str, path: Path) -> Check:
-    """Whether files can be mapped and locked where a file or folder is.
+    """Return whether files can be mapped and locked where a file or folder is.
 
     ``name`` is the check's; ``path`` is a file, which is only read, or a folder that a file can be written to.
     """
@@ -79,6 +79,7 @@ def file_system(name: str, path: Path) -> Check:
     try:
         with path.open("rb") if path.is_file() else tempfile.TemporaryFile(dir=path) as file:
             if path.is_dir():
+                # an empty file cannot be mapped (mmap(2), EINVAL)
                 file.write(bytes(mmap.PAGESIZE))
                 file.flush()
             what = "be mapped"
@@ -94,6 +95,7 @@ def file_system(name: str, path: Path) -> Check:
 
 
 def _memory() -> Check:
+    # what the machine has, of which a control group may allow less
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = _cgroup_limit()
     usable = installed if limit is None else min(limit, installed)
@@ -110,7 +112,7 @@ def _cores() -> int:
 
 
 def _cgroup_limit() -> int | None:
-    """The least of the memory limits of this process's control group and of those above it."""
+    """Return the least of the memory limits of this process's control group and of those above it, in bytes."""
     limits: list[int] = []
     try:
         # a line is a number, controllers and a path: 0::/user.slice (version 2), 4:memory:/docker/... (version 1)
@@ -133,4 +135,5 @@ def _write_probe(folder: Path) -> None:
     with tempfile.TemporaryFile(dir=folder) as file:
         file.write(bytes(_PROBE_BYTES))
         file.flush()
+        # file systems of other machines may report a full disk only then (fsync(2))
         os.fsync(file.fileno())

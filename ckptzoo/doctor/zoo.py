@@ -25,14 +25,12 @@ _SOME_PARTS = 8
 
 
 def checks(address: str) -> Iterator[Check]:
-    """Open a zoo and check it.
-
-    ``address`` is a folder, or an address as ``ckptzoo.open`` takes it.
-    """
+    """Open a zoo, in a folder or at an address that ``ckptzoo.open`` takes, and check it."""
     if Path(address, layout.ZOO).is_file():
         yield file_system("file system of the zoo", Path(address, layout.ZOO))
     try:
         with warnings.catch_warnings(record=True) as warned:
+            # each here, also where the same was shown before in this process
             warnings.simplefilter("always")
             zoo = ckptzoo.open(address)
     except ZooError as error:
@@ -53,7 +51,7 @@ def checks(address: str) -> Iterator[Check]:
 
 
 def _command(zoo: Zoo) -> str:
-    """The zoo in commands that change it: its folder, or what stands for one that it was pulled into."""
+    """Return the zoo in commands that change it: its folder, or what stands for one that it was pulled into."""
     return "FOLDER" if zoo.contents.files.here is None else str(zoo.contents.files.here)
 
 
@@ -65,7 +63,7 @@ def _snapshot(contents: Contents, command: str) -> Check:
     if names and (used is None or not used.location.endswith(names[0])):
         detail = f"{names[0]} cannot be used: damaged, or of parts that are not there"
         return Check("snapshot", PROBLEM, detail, f"Remove it, and run {step}.")
-    covered = 0 if used is None else sum(len(held) for tree, held in used.parts.items() if _is_current(tree))
+    covered = 0 if used is None else sum(len(stored) for tree, stored in used.parts.items() if _is_current(tree))
     behind = parts - covered
     if used is None:
         detail = f"none: opening reads {counted(parts, 'part')}"
@@ -121,7 +119,7 @@ def _block(contents: Contents, command: str) -> Check:
 
 
 def _trees(contents: Contents) -> Iterator[tuple[tuple[str, ...], Tree]]:
-    """The raw weights, then the variants that can be read, each with the beginnings of its shards' names."""
+    """Yield the raw weights, then the variants that can be read, each with the beginnings of its shards' names."""
     yield (layout.RAW,), contents.raw
     for name in contents.variants:
         with suppress(ZooError):  # said where the variant is looked at

@@ -15,15 +15,16 @@ from ckptzoo.arguments import checked
 from ckptzoo.console import say
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.explorer import columns
-from ckptzoo.explorer.document import Facts, LayerFigure, html_page
+from ckptzoo.explorer.columns import numbers, sampled
+from ckptzoo.explorer.document import LayerFigure, PageFacts, html_page
 from ckptzoo.explorer.payload import Payload, encode
-from ckptzoo.explorer.trajectories import trajectories
-from ckptzoo.explorer.weights import BASIS, MISSING, LayerWeights, Scores, count_values, edges_of, scores
+from ckptzoo.explorer.weights import BASIS, MISSING, LayerWeights, PrincipalScores, count_values, edges_of, scores
 from ckptzoo.format.durable import check_replaceable, write_file
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import CARD_TOML, MAX_CARD_BYTES, Card
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.explorer import START
 from ckptzoo.text import Progress, counted, counter, size
 
@@ -37,10 +38,14 @@ _MAX_DETAILED = 20_000
 """Members up to which a page has columns that are drawn nowhere."""
 MAX_FIGURES = 64
 """Layers whose marginals are drawn, where none are named."""
+_MAX_TRAJECTORIES = 256
+"""Members whose trajectories are drawn; of more a sample is taken."""
+_MIN_STEPS = 2
+"""The smallest number of measured steps of a member that are a trajectory."""
 
 
 @dataclass(frozen=True)
-class Page:
+class Page(JsonFields):
     """A page that was written.
 
     Parameters
@@ -72,26 +77,13 @@ class Page:
     variants: tuple[str, ...]
     revision: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {
-            "path": str(self.path),
-            "nbytes": self.nbytes,
-            "members": self.members,
-            "total": self.total,
-            "left_out": self.left_out,
-            "layers": list(self.layers),
-            "variants": list(self.variants),
-            "revision": self.revision,
-        }
-
     def print(self, console: Console | None = None) -> None:
         """Print it.
 
         Parameters
         ----------
         console
-            A rich console; None for the standard output.
+            a rich console; None for the standard output.
         """
         of_total = f" of {self.total:,}, a sample" if self.members < self.total else ""
         without = f"; {self.left_out:,} without places among the weights" if self.left_out else ""
@@ -186,6 +178,7 @@ def page(
 
 def _is_page(path: Path) -> bool:
     """Return whether a file is one for browsers, or is empty."""
+    # letters of a doctype may be of either case (HTML Standard, section 13.1.1)
     beginning = START.strip().encode()
     with path.open("rb") as file:
         return file.read(len(beginning)).lower() in (beginning, b"")
@@ -198,6 +191,7 @@ def _variant(zoo: Zoo) -> str | None:
 
 def _code(where: str | None, *, several: bool) -> str:
     """Return the members of a page as a program selects them, where ``zoo`` is the zoo."""
+    # in ASCII: marks of direction and letters that look like others would make the condition read as another one
     text = "zoo" if where is None else f"zoo.where({where!a})"
     return f"{text}.last_steps()" if several else text
 
@@ -218,8 +212,8 @@ def floats_by_layer(arch: Architecture) -> dict[str, list[str]]:
     """Map each layer to its floating-point parameters; layers without any are left out."""
     parameters = [tensor for tensor in arch.tensors if tensor.kind == "parameter" and tensor.size]
     named = {tensor.name for tensor in parameters if "float" in tensor.dtype}
-    found = {layer: [name for name in tensors if name in named] for layer, tensors in arch.layers.items()}
-    return {layer: tensors for layer, tensors in found.items() if tensors}
+    by_layer = {layer: [name for name in tensors if name in named] for layer, tensors in arch.layers.items()}
+    return {layer: tensors for layer, tensors in by_layer.items() if tensors}
 
 
 class _Content:
@@ -249,7 +243,6 @@ class _Content:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """The gauges that are shown."""
         return tuple(self.usable)
 
     @property
@@ -265,9 +258,10 @@ class _Content:
         data["id_bytes"] = np.frombuffer(text.encode(), np.uint8)
         # a browser's strings count UTF-16: two for a character beyond the first 65,536
         data["id_lengths"] = np.array([len(id) + sum(map(_is_astral, id)) for id in ids], "<i4")
-        found = columns.measures(self.last, self.variant, self.rows)
+        measures = columns.measures(self.last, self.variant, self.rows)
         header["measures"] = []
-        for measure in found:
+        for measure in measures:
+            # columns of the metadata are copied as conditions, which have to select exactly the members shown
             data[measure.name] = measure.values.astype("<f4" if measure.kind.of_variant else "<f8")
             if measure.is_null.any():
                 data[f"{measure.name}:null"] = measure.is_null.astype(np.uint8)
@@ -288,7 +282,7 @@ class _Content:
                 data[name] = category.codes
                 item = {"name": name, "texts": list(category.texts), "counts": list(category.counts)}
                 header["categories"].append({**item, "missing": category.missing, "doc": columns.document(name)})
-        self._add_details([measure.name for measure in found] + names)
+        self._add_details([measure.name for measure in measures] + names)
 
     def _add_details(self, drawn: Sequence[str]) -> None:
         """Add columns that are not drawn: those that are the same for all, and others unless the zoo is large."""
@@ -374,17 +368,17 @@ class _Content:
 
     def add_trajectories(self) -> None:
         """Add test accuracies of members with several steps."""
-        found = trajectories(self.zoo, self.shown) if len(self.zoo) > len(self.last) else None
-        if found is not None:
-            self.payload.header["trajectories"] = {"members": len(found.rows), "total": found.total}
-            self.payload.columns["trajectory_rows"] = found.rows.astype("<i4")
-            self.payload.columns["trajectory_steps"] = found.steps.astype("<f8")
-            self.payload.columns["trajectory_values"] = found.values.astype("<f4").ravel()
+        drawn = trajectories(self.zoo, self.shown) if len(self.zoo) > len(self.last) else None
+        if drawn is not None:
+            self.payload.header["trajectories"] = {"members": len(drawn.rows), "total": drawn.total}
+            self.payload.columns["trajectory_rows"] = drawn.rows.astype("<i4")
+            self.payload.columns["trajectory_steps"] = drawn.steps.astype("<f8")
+            self.payload.columns["trajectory_values"] = drawn.values.astype("<f4").ravel()
 
-    def facts(self) -> Facts:
+    def facts(self) -> PageFacts:
         """Return the facts about the zoo that the page states in words."""
         zoo, last = self.zoo, self.last
-        return Facts(
+        return PageFacts(
             zoo=zoo,
             last=last,
             shown=len(self.rows),
@@ -407,10 +401,10 @@ def _flags(zoo: Zoo, name: str, missing: bool) -> NDArray[np.bool_]:
     return zoo.column(name).fill_null(missing).to_numpy().astype(bool)
 
 
-def _placed(found: Scores, rows: NDArray[np.int64], axis: int, count: int) -> NDArray[np.int16]:
+def _placed(scores_of_layer: PrincipalScores, rows: NDArray[np.int64], axis: int, count: int) -> NDArray[np.int16]:
     """Return a column of scores for every member of the page."""
     placed = np.full(count, MISSING, "<i2")
-    placed[rows] = found.positions[:, axis]
+    placed[rows] = scores_of_layer.positions[:, axis]
     return placed
 
 
@@ -425,3 +419,44 @@ def _evenly(names: Sequence[str], limit: int) -> list[str]:
     if limit == 1:
         return [names[-1]]
     return [names[round(index * (len(names) - 1) / (limit - 1))] for index in range(limit)]
+
+
+@dataclass(frozen=True, eq=False)
+class MemberTrajectories:
+    """Accuracies of some members at their steps.
+
+    ``rows`` (M,) are the positions of the members' last steps among those of the page; ``steps`` (S,) int64 rise;
+    ``values`` (M, S) float64 are NaN where a member has no such checkpoint or nothing was measured. ``total`` counts
+    the members of the page with several steps.
+    """
+
+    rows: NDArray[np.int64]
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+    total: int
+
+
+def trajectories(zoo: Zoo, shown: Zoo) -> MemberTrajectories | None:
+    """Return the trajectories of a zoo with every checkpoint, for the last steps ``shown`` of the members of the page;
+    None where no member has ``_MIN_STEPS`` measured steps.
+    """
+    accuracies, _ = numbers(zoo.column("test_accuracy"))
+    step, without_step = numbers(zoo.column("step"))
+    members = np.array(zoo.column("member").to_pylist(), dtype=object)
+    is_known = np.isfinite(accuracies) & ~without_step
+    counts: dict[str, int] = {}
+    for member in members[is_known]:
+        counts[member] = counts.get(member, 0) + 1
+    own = shown.column("member").to_pylist()
+    moving = np.array([counts.get(member, 0) >= _MIN_STEPS for member in own], bool)
+    positions = np.flatnonzero(moving)
+    if not len(positions):
+        return None
+    rows = positions[sampled(shown.column("id").filter(pa.array(moving)), _MAX_TRAJECTORIES)]
+    number = {own[row]: index for index, row in enumerate(rows)}
+    owners = np.array([number.get(member, -1) for member in members])
+    is_drawn = is_known & (owners >= 0)
+    steps, column = np.unique(step[is_drawn].astype(np.int64), return_inverse=True)
+    values = np.full((len(rows), len(steps)), np.nan)
+    values[owners[is_drawn], column] = accuracies[is_drawn]
+    return MemberTrajectories(rows, steps, values, len(positions))

@@ -3,16 +3,16 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ckptzoo.explorer.histograms import Histogram, Scale, Values, histogram
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.metadata import COLUMNS, VARIANT_COLUMNS
 
 MAX_VALUES = 254
@@ -26,6 +26,86 @@ _KEYS = ("id", "member", "mode", "unit", "created", "extra", "commit", "dataset_
 """Columns that the details leave out: names of rows, of which the page has the id, and provenance."""
 BARS = ("method", "contributor", "recipe", "license", "dataset")
 """Columns of texts that are drawn as bars, where rows differ in them or say anything."""
+
+
+Values = NDArray[np.float64]
+Scale = Literal["linear", "log"]
+
+BINS = 60
+"""The most bins of a histogram: twice the square root of the number of values where that is less, and 8 at least."""
+_FEWEST_BINS = 8
+_MAX_WHOLE = 40
+"""Whole numbers in a range of at most this many get a bin each."""
+_TAIL = 0.005
+"""The fraction of the values at either end that may be beyond the bins, where they are far from all others."""
+_FAR = 6.0
+"""The ratio of the range of all values to that between the tails from which on the tails are left out."""
+
+_HUGE = 1e300
+"""Larger values, and on a logarithmic scale their inverses, are in no bin: sums and powers of them are no floats."""
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnHistogram(JsonFields):
+    """Counts of values in bins.
+
+    ``edges`` (B + 1,) rise; bin i holds ``edges[i] <= v < edges[i + 1]``, the last one its upper edge too. They are
+    empty where no value can be shown. ``counts`` (B,) int64 are those of ``numpy.histogram(values, edges)``.
+    ``missing``, ``nan`` and ``infinite`` count the values that are null, NaN and infinite, and ``beyond`` the finite
+    values in no bin, on a logarithmic scale those of 0 and less too.
+    """
+
+    edges: Values
+    counts: NDArray[np.int64]
+    missing: int
+    nan: int
+    infinite: int
+    beyond: int
+
+
+def histogram(values: Values, is_null: NDArray[np.bool_], scale: Scale = "linear") -> ColumnHistogram:
+    """Return the histogram of a column (N,) float64, whose values where ``is_null`` (N,) do not matter."""
+    known = values[~is_null]
+    finite = known[np.isfinite(known)]
+    shown = finite[np.abs(finite) < _HUGE]
+    if scale == "log":
+        shown = shown[shown > 1 / _HUGE]
+    edges = _edges(shown, scale) if len(shown) else np.empty(0)
+    counts = np.histogram(finite, edges)[0] if len(edges) else np.empty(0, np.int64)
+    return ColumnHistogram(
+        edges,
+        counts.astype(np.int64),
+        missing=int(is_null.sum()),
+        nan=int(np.isnan(known).sum()),
+        infinite=int(np.isinf(known).sum()),
+        beyond=int(len(finite) - counts.sum()),
+    )
+
+
+def _edges(values: Values, scale: Scale) -> Values:
+    """Return edges of bins for finite values, at least one; positive ones on a logarithmic scale."""
+    low, high = float(values.min()), float(values.max())
+    # halves between whole numbers are exact below 2**52
+    if scale == "linear" and high - low <= _MAX_WHOLE and abs(high) < 2**50 and (values == np.floor(values)).all():
+        return np.arange(low - 0.5, high + 1.0, 1.0)
+    on_scale = np.log10(values) if scale == "log" else values
+    ends = np.array([on_scale.min(), on_scale.max()])
+    inner = np.quantile(on_scale, [_TAIL, 1 - _TAIL])
+    width = inner[1] - inner[0]
+    if width > 0 and ends[1] - ends[0] > _FAR * width:
+        ends = np.clip(ends, inner[0] - 0.1 * width, inner[1] + 0.1 * width)
+    bins = int(np.clip(2 * len(values) ** 0.5, _FEWEST_BINS, BINS))
+    if ends[1] - ends[0] <= max(1e-12 * np.abs(ends).max(), 1 / _HUGE):
+        half = 0.001 * np.abs(ends).max() or 0.5
+        ends = np.array([ends[0] - half, ends[1] + half])
+        return 10.0**ends if scale == "log" else ends
+    edges = np.linspace(ends[0], ends[1], bins + 1)
+    if scale == "log":
+        edges = 10.0**edges
+    # a logarithm and its power must not leave out the least and the largest value by rounding
+    edges[0] = low if ends[0] == on_scale.min() else edges[0]
+    edges[-1] = high if ends[1] == on_scale.max() else edges[-1]
+    return edges
 
 
 @dataclass(frozen=True)
@@ -65,7 +145,7 @@ class Measure:
     kind: MeasureKind
     values: Values
     is_null: NDArray[np.bool_]
-    histogram: Histogram
+    histogram: ColumnHistogram
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +171,7 @@ def sampled(ids: pa.ChunkedArray, limit: int) -> NDArray[np.int64]:
     if len(ids) <= limit:
         return np.arange(len(ids))
     digests = (hashlib.blake2b(id.encode(), digest_size=8, key=b"ckptzoo page").digest() for id in ids.to_pylist())
+    # big-endian, so that numbers are in the order of the digests
     keys = np.frombuffer(b"".join(digests), ">u8")
     return np.sort(np.argsort(keys, kind="stable")[:limit])
 
@@ -101,7 +182,7 @@ def measures(zoo: Zoo, variant: str | None, rows: NDArray[np.int64]) -> list[Mea
     ``zoo`` has all members, and ``rows`` are the positions of those that the page has; ``variant`` is the gauge whose
     rows are read, None for none.
     """
-    found: list[Measure] = []
+    known: list[Measure] = []
     for kind in MEASURES:
         if kind.of_variant and variant is None:
             continue
@@ -113,9 +194,9 @@ def measures(zoo: Zoo, variant: str | None, rows: NDArray[np.int64]) -> list[Mea
                     # float32 is enough where ids are copied and no ranges
                     values = values.astype(np.float32).astype(np.float64)
                 counted = histogram(values, is_null, kind.scale)
-                found.append(Measure(name, kind, values[rows], is_null[rows], counted))
+                known.append(Measure(name, kind, values[rows], is_null[rows], counted))
                 break
-    return found
+    return known
 
 
 def variant_column(zoo: Zoo, variant: str, name: str) -> pa.ChunkedArray:
@@ -129,6 +210,7 @@ def variant_column(zoo: Zoo, variant: str, name: str) -> pa.ChunkedArray:
 def numbers(column: pa.ChunkedArray) -> tuple[Values, NDArray[np.bool_]]:
     """Return a column of numbers as float64, and where it is null."""
     is_null = column.is_null().to_numpy().astype(bool)
+    # Arrow's safe cast refuses integers beyond 2**53, which float64 rounds
     filled = column.cast(pa.float64(), safe=False).fill_null(float("nan")) if len(column) else column
     return np.asarray(filled.to_numpy(), np.float64), is_null
 
@@ -139,8 +221,10 @@ def category(zoo: Zoo, name: str, rows: NDArray[np.int64]) -> Category | None:
     counts = [item for item in column.value_counts().to_pylist() if item["values"] is not None]
     if not 0 < len(counts) <= MAX_VALUES:
         return None
+    # Arrow counts in the order in which values come
     counts.sort(key=lambda item: (-item["counts"], item["values"]))
     texts = [item["values"] for item in counts]
+    # index_in gives null for what is not in the set: here for null alone
     codes = pc.call_function("index_in", [column], pc.SetLookupOptions(pa.array(texts, pa.string())))
     known = codes.fill_null(NULL).to_numpy().astype(np.uint8)
     return Category(name, tuple(texts), known[rows], tuple(item["counts"] for item in counts), column.null_count)
@@ -171,5 +255,6 @@ def constant_or_values(column: pa.ChunkedArray, rows: NDArray[np.int64]) -> Any:
     if pa.types.is_integer(column.type):
         fits = not is_null.any() and np.abs(values).max(initial=0) < 2**31
         return values[rows].astype("<i4" if fits else "<f8")
+    # numpy warns of numbers beyond float32, which become infinite
     with np.errstate(over="ignore"):
         return values[rows].astype("<f4")

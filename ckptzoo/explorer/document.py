@@ -1,6 +1,7 @@
 """The document of a page: its sentences, the marginals as pictures, the data, and the script that shows the rest."""
 
 import base64
+import html
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +12,19 @@ from numpy.typing import NDArray
 from ckptzoo.errors import ZooError
 from ckptzoo.explorer.bundle import bundle
 from ckptzoo.explorer.columns import numbers, variant_column
-from ckptzoo.explorer.text import duration, figure, shown
 from ckptzoo.explorer.weights import ValueCounts
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.explorer import head
-from ckptzoo.text import counted
+from ckptzoo.text import counted, printable, shortened
 
 _HEIGHT = 100
 """The height of a picture of marginals, in its own units; its bins are one wide."""
 _MAX_LISTED = 4
 """Distinct texts of a column that are named."""
+_MAX_TEXT = 300
+"""Characters of a text of others that are shown."""
 
 _DRAWN = {
     "selection": "Selection",
@@ -49,7 +51,7 @@ class LayerFigure:
 
 
 @dataclass(frozen=True, eq=False)
-class Facts:
+class PageFacts:
     """The facts about the zoo that the page states in words.
 
     ``zoo`` has the checkpoints that the page is of, ``last`` each member's last step, ``code`` the expression for
@@ -66,7 +68,7 @@ class Facts:
     usable: dict[str, int]
 
 
-def html_page(facts: Facts, figures: list[LayerFigure], data: bytes, card: Card | None) -> str:
+def html_page(facts: PageFacts, figures: list[LayerFigure], data: bytes, card: Card | None) -> str:
     """Return the whole page, one file, from the payload ``data`` and the card that a person wrote.
 
     Its policy admits the script and the style of the bundle and nothing else, so that whatever a zoo's rows and card
@@ -85,6 +87,10 @@ def html_page(facts: Facts, figures: list[LayerFigure], data: bytes, card: Card 
         ]
     )
     # the data come last: what stands before them is painted while they are read
+    # a script of a type that is none of a script's is data, which nothing runs (HTML Standard, section 4.12.1);
+    # a title holds text alone, where <bdi> would be shown as it is
+    # base64 has no <, so that the data cannot end their script; main takes the focus of the skip link by its tabindex
+    # (HTML Standard, sections 4.12.1.3 and 6.6.3)
     start = head(own.script_hash, own.style_hash)
     return f"""{start}<meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
@@ -120,7 +126,7 @@ def _pairs(facts: list[tuple[str, str]]) -> str:
     return "".join(f"<div><dt>{name}</dt><dd>{text}</dd></div>" for name, text in facts)
 
 
-def _sampled(facts: Facts) -> str:
+def _sampled(facts: PageFacts) -> str:
     if facts.shown == len(facts.last):
         return ""
     return (
@@ -129,7 +135,7 @@ def _sampled(facts: Facts) -> str:
     )
 
 
-def _facts(facts: Facts, card: Card | None) -> list[tuple[str, str]]:
+def _facts(facts: PageFacts, card: Card | None) -> list[tuple[str, str]]:
     zoo, last = facts.zoo, facts.last
     checkpoints = counted(len(zoo), "checkpoint")
     parts = counted(len(zoo.contents.raw.parts), "part")
@@ -155,7 +161,7 @@ def _texts(zoo: Zoo, name: str) -> list[str]:
     return [item["values"] for item in counts[:_MAX_LISTED]]
 
 
-def _checks(facts: Facts) -> list[tuple[str, str]]:
+def _checks(facts: PageFacts) -> list[tuple[str, str]]:
     last, count = facts.last, len(facts.last)
     lines: list[tuple[str, str]] = []
     for name, what in (("diverged", "Diverged"), ("finite", "Not finite")):
@@ -194,6 +200,7 @@ def _checks(facts: Facts) -> list[tuple[str, str]]:
 
 
 def _true(column: Any) -> int:
+    # Arrow's sum of no values is null
     return int(pc.call_function("sum", [column.cast("int64")]).as_py() or 0)
 
 
@@ -225,7 +232,7 @@ def _energy(last: Zoo) -> float | None:
     return float(known.sum()) if len(known) and known.sum() > 0 else None
 
 
-def _marginals_text(facts: Facts, figures: list[LayerFigure]) -> str:
+def _marginals_text(facts: PageFacts, figures: list[LayerFigure]) -> str:
     if not figures:
         return "<p>No member has weights that can be shown.</p>"
     named = [
@@ -270,3 +277,27 @@ def _outline(heights: NDArray[np.int64]) -> str:
         run += 1
     steps.append(f"h{run}V{_HEIGHT}z")
     return "".join(steps)
+
+
+def shown(text: object, *, limit: int = _MAX_TEXT) -> str:
+    """Return untrusted text as HTML: marks of direction and control characters are written out, markup is text.
+
+    >>> shown("<b>\\u202e")
+    '<bdi>&lt;b&gt;\\\\u202e</bdi>'
+    """
+    # bdi: text from right to left changes no order around it (HTML Standard, 4.5.24)
+    return f"<bdi>{html.escape(printable(shortened(str(text), limit)))}</bdi>"
+
+
+def figure(value: float) -> str:
+    """Format a number with four digits."""
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds / 3600:,.3g} h"

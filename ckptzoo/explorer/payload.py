@@ -51,6 +51,7 @@ def encode(payload: Payload, *, location: str) -> bytes:
     start = 0
     for name, array in payload.columns.items():
         data, planes = array.tobytes(), _planes(array)
+        # a trial, because neither order is the shorter for all columns
         by_planes = array.dtype.itemsize > 1 and _compressed(planes) < _compressed(data)
         data = planes if by_planes else data
         places[name] = {"type": array.dtype.str, "start": start, "count": len(array), "planes": by_planes}
@@ -63,6 +64,7 @@ def encode(payload: Payload, *, location: str) -> bytes:
     if total > MAX_PAYLOAD:
         step = "Show fewer layers with --layers, or fewer members with --max-rows or --where."
         raise ZooError(Problem(location, "data of the page", f"at most {size(MAX_PAYLOAD)}", size(total), step))
+    # a time in gzip's header would give the same page other bytes
     return gzip.compress(b"".join([struct.pack("<I", len(header)), header, *pieces]), 9, mtime=0)
 
 

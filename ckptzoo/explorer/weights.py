@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import require
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import JsonFields
 
 Values = NDArray[np.float64]
 
@@ -22,6 +23,7 @@ SIDE = 4096
 BASIS = 2048
 """Members whose components are taken for those of all, where members and parameters are both more than ``SIDE``."""
 BINS = 60
+# The least int16; scores reach from -32,767 to 32,767.
 MISSING = -(2**15)
 """The score of a member that has none."""
 _BATCH_BYTES = 16 * 2**20
@@ -36,7 +38,7 @@ _SAMPLE_MEMBERS, _SAMPLE_VALUES = 64, 2**14
 
 
 @dataclass(frozen=True, eq=False)
-class Scores:
+class PrincipalScores:
     """Members along the first two principal components of the weights of a layer in one gauge.
 
     ``positions`` (N, 2) int16 are multiples of ``steps``, those of the two axes; ``MISSING`` for members without a
@@ -52,7 +54,7 @@ class Scores:
 
 
 @dataclass(frozen=True, eq=False)
-class ValueCounts:
+class ValueCounts(JsonFields):
     """All weights of a layer in one gauge, counted in bins.
 
     ``counts`` (B,) int64 are in the bins of the layer; ``beyond`` counts the finite weights in no bin, ``not_finite``
@@ -62,10 +64,6 @@ class ValueCounts:
     counts: NDArray[np.int64]
     beyond: int
     not_finite: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return every figure by name."""
-        return {"counts": self.counts.tolist(), "beyond": self.beyond, "not_finite": self.not_finite}
 
 
 class LayerWeights:
@@ -79,7 +77,6 @@ class LayerWeights:
         self.parameters = sum(zoo.arch[name].size for name in tensors)
 
     def take(self, rows: NDArray[Any]) -> "LayerWeights":
-        """Return the weights of some members."""
         return LayerWeights(self.zoo.take(rows), self.tensors, self.variant)
 
     def rows(self) -> Iterator[NDArray[Any]]:
@@ -137,7 +134,6 @@ class ValueCounter:
         self._counts, self._finite, self._all = np.zeros(len(edges) - 1, np.int64), 0, 0
 
     def add(self, values: NDArray[Any]) -> None:
-        """Count all values of an array."""
         flat = values.reshape(-1)
         for start in range(0, len(flat), _PIECE):
             piece = flat[start : start + _PIECE].astype(np.float64)
@@ -162,7 +158,7 @@ def count_values(layer: LayerWeights, edges: Values) -> ValueCounts:
     return counter.counted()
 
 
-def scores(layer: LayerWeights, basis: NDArray[Any], edges: Values) -> tuple[Scores, ValueCounts]:
+def scores(layer: LayerWeights, basis: NDArray[Any], edges: Values) -> tuple[PrincipalScores, ValueCounts]:
     r"""Return the members along the two principal components of largest variance, and the histogram of all weights.
 
     .. math:: s_i = V^T (x_i - \bar x), \qquad C V = V \Lambda, \qquad C = \frac 1 {K - 1} \sum_i (x_i - \bar x)
@@ -210,8 +206,8 @@ def scores(layer: LayerWeights, basis: NDArray[Any], edges: Values) -> tuple[Sco
     steps[~(steps > 0)] = 1.0
     with np.errstate(invalid="ignore"):
         positions = np.where(np.isnan(places), MISSING, np.rint(places / steps)).astype(np.int16)
-    found = Scores(positions, (float(steps[0]), float(steps[1])), ratios, len(rows), used)
-    return found, counter.counted()
+    placed = PrincipalScores(positions, (float(steps[0]), float(steps[1])), ratios, len(rows), used)
+    return placed, counter.counted()
 
 
 def _by_rows(layer: LayerWeights) -> tuple[Values, tuple[float, float]]:
@@ -285,11 +281,11 @@ def _two_largest(scatter: Values) -> tuple[Values, tuple[float, float]]:
     """Return (n, 2) eigenvectors of the largest eigenvalues of a symmetric matrix, and the shares of the trace."""
     n, total = len(scatter), float(np.trace(scatter))
     # only two of the eigenvectors: all of 2,048 take ten times as long
-    found, vectors = require("scipy.linalg", "page").eigh(scatter, subset_by_index=[max(0, n - 2), n - 1])
-    found, vectors = found[::-1].clip(0), vectors[:, ::-1]
+    values, vectors = require("scipy.linalg", "page").eigh(scatter, subset_by_index=[max(0, n - 2), n - 1])
+    values, vectors = values[::-1].clip(0), vectors[:, ::-1]
     if n == 1:
-        found, vectors = np.append(found, 0.0), np.append(vectors, np.zeros((1, 1)), axis=1)
-    shares = found / total if total > 0 else np.zeros(2)
+        values, vectors = np.append(values, 0.0), np.append(vectors, np.zeros((1, 1)), axis=1)
+    shares = values / total if total > 0 else np.zeros(2)
     # directions of no variance are rounding errors
     vectors = np.where(shares > 1e-14, vectors, 0.0)
     return vectors, (float(shares[0]), float(shares[1]))

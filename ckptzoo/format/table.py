@@ -34,8 +34,8 @@ _FREE_BYTES, _MAX_RATIO = 16 * 2**20, 256
 FREE_ROWS = 2**16
 """The number of rows that any file may have."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, RuntimeError)
-"""What pyarrow raises for damaged Parquet; RuntimeError for the exceptions of the C++ library that it does not know,
-where it reads the facts of a column."""
+"""The exceptions of pyarrow for damaged Parquet; RuntimeError for those of the C++ library that it does not know, where
+it reads the facts of a column."""
 _FIRST_TIME, _LAST_TIME = -62_135_596_800_000_000, 253_402_300_800_000_000
 """The beginnings of the years 1 and 10000 in microseconds since 1970: Python has no times outside."""
 _NEAR, _SHOWN = 0.75, 4

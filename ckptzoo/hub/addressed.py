@@ -18,22 +18,13 @@ from ckptzoo.schema.architecture import Architecture
 def checkpoint_at(address: str, *, variant: str = layout.RAW) -> tuple[Checkpoint, Zoo | None]:
     """Open one checkpoint by its address, and the zoo that holds it; None for one of a file.
 
-    Parameters
-    ----------
-    address
-        ``ZOO#ID`` with a folder or an address as ``ckptzoo.open`` takes it, ``ZOO`` alone where it holds one
-        checkpoint; a checkpoint file, ``FILE#KEY`` where it holds several state dicts; or a folder with
-        ``model.safetensors`` or shards of it. A path that exists is taken whole, with any ``#`` in it.
-    variant
-        the gauge of a zoo's weights.
+    ``address`` is ``ZOO#ID`` with a folder or an address as ``ckptzoo.open`` takes it, ``ZOO`` alone where it holds one
+    checkpoint; a checkpoint file, ``FILE#KEY`` where it holds several state dicts; or a folder with
+    ``model.safetensors`` or shards of it. A path that exists is taken whole, with any ``#`` in it. ``variant`` is the
+    gauge of a zoo's weights.
 
-    Raises
-    ------
-    ZooError
-        It holds several checkpoints and none is named, or the file cannot be read; files are read as data, and nothing
-        in them is executed.
-    AbsentError
-        There is nothing at this address.
+    Raises ``ZooError``: it holds several checkpoints and none is named, or the file cannot be read. Raises
+    ``AbsentError``: there is nothing at this address.
     """
     place, hash, key = address, "", ""
     if not Path(address).exists():
@@ -72,7 +63,6 @@ def _of_files(place: str, paths: list[Path], key: str) -> Checkpoint:
 
 
 def _checkpoint(state: StateDict, name: str) -> Checkpoint:
-    """Return a state dict as a checkpoint."""
     aliases: dict[str, list[str]] = {}
     for alias, first in state.aliases.items():
         aliases.setdefault(first, []).append(alias)

@@ -1,7 +1,7 @@
 """Find zoos on a hub by the tags of their cards."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.models import RepoFound
 from ckptzoo.hub.client.retry import HubRetryPolicy
-from ckptzoo.schema.documents import Document
+from ckptzoo.schema.documents import JsonFields
 
 TAG = "ckptzoo"
 """The tag of every zoo; under this name the card's front matter also has a zoo's numbers."""
@@ -61,7 +61,7 @@ class FoundZoo:
 
 
 @dataclass(frozen=True)
-class SearchResult:
+class SearchResult(JsonFields):
     """The result of a search.
 
     Parameters
@@ -81,12 +81,6 @@ class SearchResult:
     text: str | None
     zoos: tuple[FoundZoo, ...]
     more: bool
-
-    def to_json(self) -> Document:
-        """The same as JSON; times in ISO 8601."""
-        zoos = [{**asdict(zoo), "updated": zoo.updated and zoo.updated.isoformat()} for zoo in self.zoos]
-        tags = list(self.tags)
-        return {"endpoint": self.endpoint, "tags": tags, "text": self.text, "zoos": zoos, "more": self.more}
 
 
 @checked

@@ -29,6 +29,7 @@ _FILES = {"cifar10": _BATCH_FILES, "cifar100": {"train": ("train.bin",), "test":
 _NAMES = {"cifar10": "batches.meta.txt", "cifar100": "fine_label_names.txt"}
 _LABEL_BYTES = {"cifar10": 1, "cifar100": 2}
 """CIFAR-100 has the coarse label before the fine one."""
+# CIFAR-100 has 20 superclasses of five classes each
 _COARSE = 20
 _PICKLES = {
     "cifar10": (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"),
@@ -46,6 +47,7 @@ def read_binary(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
     for path in paths:
         if not path.is_file():
             raise file_error(path, "file", f"a batch of {row_bytes:,} bytes an image", "no such file", known.step)
+    # sizes are compared before memory is taken
     counts = _row_counts(known, split, paths, row_bytes)
     images = np.empty((sum(counts), *_SHAPE), np.uint8)
     labels = np.empty(len(images), np.uint8)
@@ -88,10 +90,7 @@ def _check_names(known: KnownSet, folder: Path) -> None:
 
 
 def refuse_pickles(known: KnownSet, split: str, folder: Path) -> None:
-    """Refuse the Python version of CIFAR, which is a pickle; the last of the forms. Returns None.
-
-    Raises ``ZooError`` if the folder has it.
-    """
+    """Refuse the Python version of CIFAR, which is a pickle, with a ``ZooError``; None where the folder has none."""
     names = _PICKLES[known.name]
     found = [name for name in names if (folder / name).is_file()]
     # files called train and test may be anything unless all three are there
@@ -125,5 +124,6 @@ def read_corrupted(
         raise file_error("labels.npy", "labels", "the same for each severity", "others", known.step)
     if len(labels) and labels.max() >= classes:
         raise file_error("labels.npy", "labels", f"0 to {classes - 1}", str(labels.max()), known.step)
+    # the authors' arrays have the channels last
     pixels = np.ascontiguousarray(images[rows].transpose(0, 3, 1, 2))
     return known.image_set("test", pixels, np.array(labels[rows]), f"{name}.npy")

@@ -40,4 +40,5 @@ def enlarge(small: NDArray[np.int64], size: int, top: int) -> Images:
     rows = small[:, low] * (2 * size - weight)[:, None] + small[:, low + 1] * weight[:, None]
     both = rows[:, :, low] * (2 * size - weight) + rows[:, :, low + 1] * weight
     unit = (2 * size) ** 2 * top
+    # 510 is twice 255: half a unit is added before the division, in integers
     return ((both * 510 + unit) // (2 * unit)).astype(np.uint8)

@@ -63,6 +63,7 @@ def read_idx(folder: Path, name: str, shape: tuple[int, ...], *, largest: int = 
     if len(data) != header_bytes + size:
         got = f"{len(data) - header_bytes}" if len(data) < header_bytes + size else "more"
         raise file_error(path, "bytes behind the header", str(size), got)
+    # a copy, because frombuffer's array is read-only
     array = np.frombuffer(data, dtype=np.uint8, offset=header_bytes).reshape(shape).copy()
     if array.max(initial=0) > largest:
         raise file_error(path, "values", f"0 to {largest}", str(array.max()))

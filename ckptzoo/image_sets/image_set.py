@@ -91,6 +91,7 @@ class ImageSet:
             expected = f"a side that divides {height} x {width} pixels"
             raise ZooError(Problem(self.name, "size", expected, str(side), step))
         blocks = self.images.reshape(N, C, side, height // side, side, width // side)
+        # integers, so that the mean is rounded once
         sums = blocks.sum((3, 5), dtype=np.uint32)
         images = np.rint(sums / (height // side) ** 2).astype(np.uint8)
         return ImageSet(f"{self.name}-{side}x{side}", images, self.labels, self.class_names)
@@ -200,24 +201,11 @@ Form = Callable[["KnownSet", str, Path], "ImageSet | None"]
 class KnownSet:
     """Facts about a data set that are known before it is read.
 
-    Parameters
-    ----------
-    forms
-        how it may be stored in a folder; the first that is there is read.
-    counts
-        images of ``train`` and ``test``; a split that is not named may have any number.
-    classes
-        labels are below it; None for any number.
-    class_names
-        in the order of the labels; None where they are not known.
-    spellings
-        other spellings of the names of classes.
-    folders
-        what its archives unpack to.
-    table
-        where ``datasets`` finds it; None where it does not.
-    source
-        where people get its files: the next step where they are not there.
+    ``forms`` are the ways of storing it in a folder, of which the first that is there is read. ``counts`` are the
+    images of ``train`` and ``test``; a split that is not named may have any number. Labels are below ``classes``, None
+    for any number; ``class_names`` are in their order, None where they are not known, and ``spellings`` are other
+    spellings of these. ``folders`` are what its archives unpack to. ``table`` is where ``datasets`` finds it, None
+    where it does not, and ``source`` where people get its files: the next step where they are not there.
     """
 
     name: str
@@ -237,10 +225,8 @@ class KnownSet:
         return folder.absolute().name in (self.name, *self.folders)
 
     def image_set(self, split: str, images: Images, labels: NDArray[Any], where: str) -> ImageSet:
-        """Images and labels of a split, checked.
-
-        Raises ``IntegrityError`` if their number, shape or range is not what is known. ``images`` are (N, C, H, W)
-        uint8 and ``labels`` (N,) integers; ``where`` is their file or folder.
+        """Images and labels of a split, checked. Raises ``IntegrityError`` if their number, shape or range is not what
+        is known. ``images`` are (N, C, H, W) uint8 and ``labels`` (N,) integers; ``where`` is their file or folder.
         """
         count = self.counts.get(split, len(images))
         if len(images) != count:
@@ -258,9 +244,8 @@ class KnownSet:
         return ImageSet(self.name, images, labels.astype(np.int64), self.class_names)
 
     def check_class_names(self, names: Sequence[str], where: str) -> None:
-        """Compare names of classes in the order of labels with those that are known, whatever their spelling.
-
-        Raises ``IntegrityError`` if they are in another order, or others.
+        """Compare names of classes in the order of labels with those that are known, whatever their spelling. Raises
+        ``IntegrityError`` if they are in another order, or others.
         """
         if self.class_names is None:
             return
@@ -290,9 +275,6 @@ def first_line(error: BaseException) -> str:
 
 
 def check_split(name: str, split: str) -> None:
-    """Refuse a split that is neither ``train`` nor ``test``.
-
-    Raises ``SpecError`` for another name.
-    """
+    """Refuse a split that is neither ``train`` nor ``test``. Raises ``SpecError`` for another name."""
     if split not in ("train", "test"):
         raise SpecError(Problem(name, "split", "train or test", repr(split), "Choose one of them."))

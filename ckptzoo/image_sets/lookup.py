@@ -20,6 +20,7 @@ from ckptzoo.image_sets.svhn import read_mat
 from ckptzoo.schema.layout import SET_NAME
 
 _CIFAR_SOURCE = "Fetch {} from https://www.cs.toronto.edu/~kriz/cifar.html and unpack it."
+# Zenodo's numbers of the records, by the number of classes
 _CORRUPTED_RECORDS = {10: 2535967, 100: 3555552}
 _FORMS = (read_npz_files, read_idx_files)
 """Readers that are tried for a data set that is not known."""
@@ -84,6 +85,7 @@ KNOWN: Mapping[str, KnownSet] = {
         KnownSet(
             name="tinyimagenet",
             forms=(read_tiny_imagenet, read_npz_files, tables.read_parquet),
+            # 500 and 50 images a class; the test set is the archive's validation set, since its own has no labels
             counts={"train": 100_000, "test": 10_000},
             size=64,
             channels=3,
@@ -107,6 +109,7 @@ KNOWN: Mapping[str, KnownSet] = {
         KnownSet(
             name="textures",
             forms=(read_textures, read_npz_files),
+            # 120 images for each of 47 textures
             counts={"test": 5_640},
             size=64,
             channels=3,
@@ -206,6 +209,7 @@ def find(
         raise not_a_set(name)
     split = split or "test"
     check_split(name, split)
+    # an address on the hub, such as ylecun/mnist, names its data set last
     name, root = name.rpartition("/")[2], folder_of(folder)
     if not _NAME.fullmatch(name):
         return None

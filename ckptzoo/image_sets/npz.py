@@ -67,6 +67,7 @@ def _read_part(known: KnownSet, path: Path) -> tuple[Images, NDArray[Any]]:
     with _readable(path), zipfile.ZipFile(path) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         total = sum(info.file_size for info in members.values())
+        # sizes in a zip archive's directory may be false, hence the comparison with headers below
         if total > MAX_BYTES:  # before anything is unpacked
             raise file_error(path, "size", f"at most {size(MAX_BYTES)} unpacked", size(total), _REWRITE)
         key = next((name for name in _LABELS if name in members), None)
@@ -155,10 +156,8 @@ def _check_names(known: KnownSet, folder: Path) -> None:
 
 
 def map_npy(path: Path, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """A memory map of a .npy file.
-
-    ``shape`` and ``dtype`` are the expected ones; the dtype ``integer`` allows all integer dtypes. Raises
-    ``IntegrityError`` if there is no such file, or it holds something else.
+    """A memory map of a .npy file. ``shape`` and ``dtype`` are the expected ones; the dtype ``integer`` allows all
+    integer dtypes. Raises ``IntegrityError`` if there is no such file, or it holds something else.
     """
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ckptzoo.image_sets.image_set import ImageSet, KnownSet, Labels, file_error, first_line
-from ckptzoo.image_sets.pictures import Picture, Shape, decode_to_cache
+from ckptzoo.image_sets.pictures import EncodedPicture, Shape, decode_to_cache
 
 _TEXTURES_SIZE = 64
 _TEXTURE = re.compile(r".+_\d+\.jpg", re.IGNORECASE)
@@ -33,12 +33,12 @@ def read_tiny_imagenet(known: KnownSet, split: str, folder: Path) -> ImageSet | 
 
 def read_textures(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
     """``images/<class>/<class>_<number>.jpg``, all of them whatever the split, by name, scaled to 64x64; see ``Form``.
-
     The aspect is not kept. Labels are the places of the classes in the order of their names.
     """
     root = folder / "images"
     if split != "test" or not known.is_named_by(folder) or not root.is_dir():
         return None
+    # a folder lists its entries in any order
     names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     known.check_class_names(names, f"{folder.name}/images")
     paths, labels = _listed(
@@ -55,7 +55,7 @@ def _decoded(
     count = known.counts.get(split, len(paths))
     if len(paths) != count:  # before anything is decoded
         raise file_error(where, f"{split} images", f"{count:,}", f"{len(paths):,}", known.step)
-    pictures = [Picture(path.relative_to(folder).as_posix(), path) for path in paths]
+    pictures = [EncodedPicture(path.relative_to(folder).as_posix(), path) for path in paths]
     return known.image_set(split, decode_to_cache(pictures, shape), labels, where)
 
 

@@ -37,11 +37,8 @@ _MODES = ("1", "L", "P", "RGB", "CMYK")
 """Modes of Pillow that are read; others have 16 bits a channel, or transparency."""
 
 
-class Picture(NamedTuple):
-    """An encoded picture.
-
-    ``where`` is its origin, for messages; ``content`` is a file, or its bytes.
-    """
+class EncodedPicture(NamedTuple):
+    """An encoded picture; ``where`` is its origin, for messages, and ``content`` is a file, or its bytes."""
 
     where: str
     content: Path | bytes
@@ -60,11 +57,9 @@ class Shape(NamedTuple):
     scaled: bool = False
 
 
-def decode(picture: Picture, shape: Shape) -> Images:
-    """Decode a picture to (C, S, S) uint8.
-
-    Scaling is Pillow's bilinear filter, whose support grows with the scale, so that it does not alias. Raises
-    ``IntegrityError`` if it is no JPEG or PNG picture, is damaged, or has another size.
+def decode(picture: EncodedPicture, shape: Shape) -> Images:
+    """Decode a picture to (C, S, S) uint8. Scaling is Pillow's bilinear filter, whose support grows with the scale, so
+    that it does not alias. Raises ``IntegrityError`` if it is no JPEG or PNG picture, is damaged, or has another size.
     """
     module: Any = require("PIL.Image", "hub", package="pillow")
     where, content = picture
@@ -78,6 +73,7 @@ def decode(picture: Picture, shape: Shape) -> Images:
                 raise file_error(where, "picture", f"at most {_MAX_PIXELS:,} pixels", f"{width} x {height}")
             if found.mode not in _MODES:
                 raise file_error(where, "picture", f"one of the modes {', '.join(_MODES)}", found.mode)
+            # some JPEG files of TinyImageNet are grey
             pixels = found.convert("L" if shape.channels == 1 else "RGB")
     except IntegrityError:
         raise
@@ -90,7 +86,7 @@ def decode(picture: Picture, shape: Shape) -> Images:
     return np.ascontiguousarray(array.transpose(2, 0, 1))
 
 
-def decode_all(pictures: Sequence[Picture], shape: Shape) -> Images:
+def decode_all(pictures: Sequence[EncodedPicture], shape: Shape) -> Images:
     """(N, C, S, S) uint8, in memory; errors are those of ``decode``."""
     images = np.empty((len(pictures), shape.channels, shape.size, shape.size), np.uint8)
     start = 0
@@ -100,7 +96,7 @@ def decode_all(pictures: Sequence[Picture], shape: Shape) -> Images:
     return images
 
 
-def decode_to_cache(pictures: Sequence[Picture], shape: Shape) -> Images:
+def decode_to_cache(pictures: Sequence[EncodedPicture], shape: Shape) -> Images:
     """(N, C, S, S) uint8, a memory map of a file in the cache, which is written where it is not there.
 
     Raises ``IntegrityError`` as in ``decode``, and nothing is then written, and ``ZooError`` if the cache cannot be
@@ -118,7 +114,7 @@ def decode_to_cache(pictures: Sequence[Picture], shape: Shape) -> Images:
     return found
 
 
-def _blocks(pictures: Sequence[Picture], shape: Shape) -> Iterator[Images]:
+def _blocks(pictures: Sequence[EncodedPicture], shape: Shape) -> Iterator[Images]:
     # Pillow decodes without holding the interpreter's lock
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as pool:
@@ -126,7 +122,7 @@ def _blocks(pictures: Sequence[Picture], shape: Shape) -> Iterator[Images]:
             yield np.stack(list(pool.map(lambda item: decode(item, shape), pictures[start : start + _BLOCK])))
 
 
-def _digest(pictures: Sequence[Picture], shape: Shape) -> str:
+def _digest(pictures: Sequence[EncodedPicture], shape: Shape) -> str:
     """The digest of the bytes of pictures, or of names, sizes and times of files, and of what decodes them."""
     features: Any = require("PIL.features", "hub", package="pillow")
     decoder = [_VERSION, features.version("pil"), features.version("jpg"), *shape]
@@ -178,6 +174,7 @@ def _write(path: Path, dimensions: tuple[int, ...], blocks: Iterator[Images]) ->
                 file.write(block.data)
         with _disk_errors(path):
             file.flush()
+            # before the rename, so that no crash leaves the name with half of the bytes
             os.fsync(file.fileno())
             temporary.replace(path)
 

@@ -60,9 +60,8 @@ def read_mat(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
 
 
 def _matrices(file: memoryview, shapes: dict[str, tuple[int | None, ...]]) -> dict[str, NDArray[Any]]:
-    """The matrices of these names, of these shapes; None stands for any size.
-
-    Raises ``ValueError`` if something is missing, or is not what it should be; the message says what was found.
+    """The matrices of these names, of these shapes; None stands for any size. Raises ``ValueError`` if something is
+    missing, or is not what it should be; the message says what was found.
     """
     if bytes(file[_HEADER_BYTES - 2 : _HEADER_BYTES]) != _LITTLE_ENDIAN:
         raise ValueError("another header")
@@ -101,6 +100,7 @@ def _matrices(file: memoryview, shapes: dict[str, tuple[int | None, ...]]) -> di
         numbers = _numbers(_element(whole, name.end))
         if len(numbers) != math.prod(shape):
             raise ValueError(f"{title} with {len(numbers):,} numbers instead of {math.prod(shape):,}")
+        # MATLAB stores columns
         found[title] = numbers.reshape(shape, order="F")
     if missing := shapes.keys() - found.keys():
         raise ValueError(f"no {min(missing)}")

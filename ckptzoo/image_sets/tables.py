@@ -20,7 +20,7 @@ from ckptzoo.image_sets.image_set import (
     file_error,
     first_line,
 )
-from ckptzoo.image_sets.pictures import Picture, Shape, decode_all, decode_to_cache
+from ckptzoo.image_sets.pictures import EncodedPicture, Shape, decode_all, decode_to_cache
 from ckptzoo.text import excerpt, size
 
 _ROWS = 1000
@@ -32,10 +32,7 @@ _HELD_BYTES = 2**28
 
 
 def fetch(known: KnownSet) -> Mapping[str, Any]:
-    """The splits of a data set, through ``datasets``.
-
-    Raises ``ZooError`` if it is not available there, or nothing could be fetched.
-    """
+    """The splits of a data set, through ``datasets``; raises ``ZooError`` if nothing could be fetched."""
     step = f"Name a folder that holds its files with --data or {FOLDER_VARIABLE}."
     if known.table is None:
         raise ZooError(Problem(known.name, "data set", "files in a folder", "no folder", f"{step} {known.source}"))
@@ -50,10 +47,8 @@ def fetch(known: KnownSet) -> Mapping[str, Any]:
 
 
 def from_datasets(known: KnownSet, split: str, splits: Mapping[str, Any]) -> ImageSet:
-    """``train`` or ``test`` from a ``datasets.DatasetDict``.
-
-    Raises ``IntegrityError`` if it lacks the split or a column, its classes are in another order, or a picture is
-    damaged.
+    """``train`` or ``test`` from a ``datasets.DatasetDict``. Raises ``IntegrityError`` if it lacks the split or a
+    column, its classes are in another order, or a picture is damaged.
     """
     layout = known.table or HubTable(known.name)
     name, where = layout.splits[split], f"{layout.address}, {layout.splits[split]}"
@@ -101,6 +96,7 @@ def read_parquet(known: KnownSet, split: str, folder: Path) -> ImageSet | None:
             _check_columns(known, layout, file.schema_arrow.names, path.name)
             names = names or _names_of(file.schema_arrow, layout.label)
             groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+            # unpacked, as the footers say, before anything is unpacked
             nbytes = sum(group.total_byte_size for group in groups)
             if nbytes > MAX_BYTES:
                 raise file_error(path, "size", f"at most {size(MAX_BYTES)} unpacked", size(nbytes), known.step)
@@ -124,7 +120,7 @@ def _image_set(
     names: list[str] | None,
     where: str,
 ) -> ImageSet:
-    pictures: list[Picture] = []
+    pictures: list[EncodedPicture] = []
     labels: list[Any] = []
     nbytes = 0
     for images, numbers in rows:
@@ -147,14 +143,14 @@ def _image_set(
     return known.image_set(split, images, checked, where)
 
 
-def _picture(item: Any, where: str) -> Picture:
+def _picture(item: Any, where: str) -> EncodedPicture:
     content = item.get("bytes") if isinstance(item, dict) else item
     if content is None and isinstance(item, dict) and item.get("path"):
-        return Picture(where, Path(item["path"]))
+        return EncodedPicture(where, Path(item["path"]))
     if not isinstance(content, bytes) or len(content) > _PICTURE_BYTES:
         got = f"{len(content):,} bytes" if isinstance(content, bytes) else type(content).__name__
         raise file_error(where, "picture", f"at most {_PICTURE_BYTES:,} bytes of JPEG or PNG", got)
-    return Picture(where, content)
+    return EncodedPicture(where, content)
 
 
 def _labels(

@@ -81,6 +81,7 @@ class Augment:
 
     def __post_init__(self) -> None:
         for name, value in (("scales", self.scales), ("matrices", 0 if self.matrices is None else self.matrices)):
+            # e^80 is 5.5e34, and float32 ends at 3.4e38
             if not (is_number(value) and 0 <= value <= 80):
                 problem = Problem("Augment", name, "a logarithm from 0 to 80", str(value), "Choose about 0.3.")
                 raise ZooError(problem)
@@ -120,7 +121,7 @@ class Augment:
         """
         keys = element_keys(id_hashes(ids), seed, epoch, view)
         drawn = self.table(symmetry)
-        draw = Draw.of(drawn, self)
+        draw = ElementDraw.of(drawn, self)
         (perms, scales), matrices = draw(keys), draw.matrices(keys)
         whole = GroupElement.identity(drawn, len(keys))
         moved = {**whole.perms, **perms}
@@ -177,7 +178,7 @@ class Augment:
 
 
 @dataclass(frozen=True, eq=False)
-class Draw:
+class ElementDraw:
     """The random draw of one element of a table's group, as columns of a matrix of 64-bit words.
 
     ``constants`` are (T,), one for every word, which follows from the group, what is drawn for it and the channel
@@ -194,7 +195,7 @@ class Draw:
     mixing: tuple[tuple[Group, Words], ...] = ()
 
     @classmethod
-    def of(cls, table: Symmetry, augment: Augment) -> "Draw":
+    def of(cls, table: Symmetry, augment: Augment) -> "ElementDraw":
         """The words for a table."""
         lengths: dict[int, list[tuple[str, int]]] = {}
         outers: dict[str, int] = {}
@@ -210,6 +211,7 @@ class Draw:
         constants: list[Words] = []
         sorts: dict[int, tuple[int, tuple[tuple[str, int], ...]]] = {}
         start = 0
+        # permutations of equal length are drawn by one sort
         for n, items in lengths.items():
             sorts[n] = start, tuple(items)
             constants += [_constants(name, m * n) for name, m in items]
@@ -225,10 +227,7 @@ class Draw:
         return cls(augment, table, joined, sorts, tuple(scales), mixing)
 
     def __call__(self, keys: Words) -> tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float64]]]:
-        """Permutations, group to (K, n), and the scales of the channels in their old order, group to (K, n).
-
-        Groups that are left alone are missing.
-        """
+        """Permutations, and scales of the channels in their old order, (K, n) of each group that is not left alone."""
         K = len(keys)
         words = mixed(keys[:, None] + self.constants)
         drawn: dict[str, NDArray[np.int64]] = {}
@@ -310,6 +309,7 @@ def _matrices_of(group: Group, words: Words, size: float) -> NDArray[np.float64]
     assert shape is not None
     uniform: NDArray[np.float64] = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
     if group.scale == "complex":
+        # a complex number acts on a pair as a rotation times a factor
         moduli, phases = np.exp((2 * uniform[: group.n] - 1) * size), 2 * np.pi * uniform[group.n :]
         return np.stack([moduli * np.cos(phases), moduli * np.sin(phases)], axis=-1)
     blocks, k, _ = shape
@@ -318,16 +318,19 @@ def _matrices_of(group: Group, words: Words, size: float) -> NDArray[np.float64]
     first = _normal(uniform[:even])[:count].reshape(shape)
     if group.scale == "linear":
         second = _normal(uniform[even : 2 * even])[:count].reshape(shape)
+        # singular values from e^-size to e^size between two uniform orthogonal matrices
         values = np.exp((2 * uniform[2 * even :] - 1) * size).reshape(blocks, 1, k)
         return (uniform_orthogonal(first) * values) @ uniform_orthogonal(second)
     if group.scale == "orthogonal":
         return uniform_orthogonal(first)
+    # those that keep the vector of ones are the orthogonal matrices of its k - 1 dimensional complement
     return keeping_ones(uniform_orthogonal(first[..., 1:, 1:]))
 
 
 def _normal(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
     """Independent normal numbers from as many uniform ones in [0, 1) (Box and Muller 1958)."""
     half = len(uniform) // 2
+    # log(1 - u), which is finite: u is below 1 and may be 0
     radius, angle = np.sqrt(-2 * np.log1p(-uniform[:half])), 2 * np.pi * uniform[half:]
     return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
 
@@ -335,10 +338,8 @@ def _normal(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
 def bounded(
     scales: Mapping[str, NDArray[np.float64]], read: Callable[[str], NDArray[Any]], table: Symmetry
 ) -> dict[str, NDArray[np.float64]]:
-    """The scales, of which none makes a running variance negative.
-
-    ``scales`` maps groups to (K, n), one for each of the channels in the order of the tensors; ``read`` returns a
-    running variance by its name, (K, *shape).
+    """The scales, of which none makes a running variance negative. ``scales`` maps groups to (K, n), one for each of
+    the channels in the order of the tensors; ``read`` returns a running variance by its name, (K, *shape).
     """
     made = dict(scales)
     for action in table.actions:
@@ -348,6 +349,7 @@ def bounded(
         variance = np.maximum(variance, 0).reshape(len(variance), variance.shape[1] * variance.shape[2], -1)
         for name, places in positions(action, table):
             if name in made:
+                # (v + eps) s^2 - eps is 0 or more for s^2 of eps / (v + eps) or more
                 least = np.sqrt(action.eps / (variance[:, places].min(axis=(2, 3)) + action.eps))
                 made[name] = np.copysign(np.maximum(np.abs(made[name]), least), made[name])
     return made
@@ -355,7 +357,9 @@ def bounded(
 
 def id_hashes(ids: Iterable[str]) -> Words:
     """(N,) the first 64 bits of the sha256 of every id."""
+    # Python's own hash of a text differs from process to process
     digests = b"".join(hashlib.sha256(id.encode()).digest()[:8] for id in ids)
+    # little-endian on every machine
     return np.frombuffer(digests, "<u8").astype(np.uint64)
 
 
@@ -380,6 +384,7 @@ def mixed(words: Words) -> Words:
 
 
 def _constants(name: str, count: int) -> Words:
+    # as SplitMix64 steps its state, from a start that follows from the name
     return mixed(id_hashes([name]) + np.uint64(_GOLDEN) * np.arange(1, count + 1, dtype=np.uint64))
 
 

@@ -32,6 +32,7 @@ _KEPT = 8
 _LIST = [np.empty(0)]
 _UNUSED = sys.getrefcount(_LIST[0])
 """The reference count of an array that only a list holds, in this version of Python."""
+# computed in float32: with 11 or 8 bits, scales and standardisation would lose digits
 _HALVES = (np.dtype(np.float16), numpy_dtype("bfloat16"))
 
 
@@ -65,6 +66,7 @@ class Buffers:
             # any view, tensor or buffer of it would hold it too
             if sys.getrefcount(held[at]) == _UNUSED:
                 return held[at]
+        # without zeros: the caller fills all of it
         made = np.empty(shape, dtype)
         if len(held) < _KEPT:
             held.append(made)
@@ -157,6 +159,7 @@ class Mover:
                     _scale(into, one.factors)
                     _standardize(into, standard)
                 else:
+                    # a copy, as indexing by an array makes
                     work = held[places[run]]
                     _scale(work, one.factors)
                     _standardize(work, standard)
@@ -199,7 +202,9 @@ def _acting(move: Move | None, perms: Mapping[str, Any], scales: Mapping[str, An
     if move is None:
         return _Acting(None, None, [])
     factors = [
-        (action, factor if action.exponent == 2 else factor.astype(dtype)) for action, factor in move.factors(scales)
+        # float64 for variances: (v + eps) s^2 - eps cancels where v is small
+        (action, factor if action.exponent == 2 else factor.astype(dtype))
+        for action, factor in move.factors(scales)
     ]
     return _Acting(move.rows(perms), move.columns(perms), factors)
 

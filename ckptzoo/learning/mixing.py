@@ -66,9 +66,13 @@ class Mix:
 
     def _chosen(self, step: int) -> int:
         """The stream of a step, from the seed and the step alone."""
+        # an array of one number: numpy warns where a product of scalars wraps
+        # SplitMix64's increment, 2^64 over the golden ratio; it is odd, so that no two of 2^64 steps share a state
         word = mixed(self._key + np.array([step], np.uint64) * np.uint64(0x9E3779B97F4A7C15))[0]
         return min(
-            int(np.searchsorted(self._bounds, float(word >> 11) * 2.0**-53, side="right")), len(self._bounds) - 1
+            # 53 bits are what float64 holds; the last bound may be rounded to below 1
+            int(np.searchsorted(self._bounds, float(word >> 11) * 2.0**-53, side="right")),
+            len(self._bounds) - 1,
         )
 
     def state_dict(self) -> State:

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.learning.augment import Augment, Draw, bounded, element_keys, id_hashes
+from ckptzoo.learning.augment import Augment, ElementDraw, bounded, element_keys, id_hashes
 from ckptzoo.learning.forms import Form, form_of
 from ckptzoo.learning.group_action import Buffers, Drawn, Mover, Tensors
 from ckptzoo.learning.standardization import Statistics
@@ -57,6 +57,7 @@ class Batch:
 
     def pin_memory(self) -> "Batch":
         """The same batch in pinned memory; a DataLoader calls it."""
+        # torch's function for nested containers, which has no public name
         pin = import_module("torch.utils.data._utils.pin_memory").pin_memory
         return replace(self, x=pin(self.x), y=pin(self.y))
 
@@ -80,10 +81,7 @@ class UnencodedBatch:
 
 
 class Preparation:
-    """The preparation of batches of rows: k views of their weights, standardised, with targets.
-
-    ``source`` reads ``zoo``'s checkpoints in their order; ``y`` is (N,), (N, m) or None.
-    """
+    """Prepares batches of rows of ``source``: k views, standardised, with targets ``y`` (N,), (N, m) or None."""
 
     def __init__(
         self,
@@ -99,9 +97,10 @@ class Preparation:
         self._source, self._y, self._views, self._form = source, y, views, form
         table = None if augment is None else augment.require(zoo.symmetry, variant, location=zoo.name)
         self._table = None if augment is None or table is None else augment.table(table)
-        self._draw = None if augment is None or self._table is None else Draw.of(self._table, augment)
+        self._draw = None if augment is None or self._table is None else ElementDraw.of(self._table, augment)
         shapes = {tensor.name: tensor.shape for tensor in zoo.arch.tensors}
         self._mover = Mover(shapes, self._table, standardize)
+        # by id, so that a checkpoint meets the same elements in every selection of a zoo
         self._hashes = id_hashes(zoo.ids) if self._draw is not None else np.zeros(0, np.uint64)
 
     def __call__(self, rows: NDArray[np.int64], state: State, buffers: Buffers) -> UnencodedBatch:
@@ -127,10 +126,7 @@ class Preparation:
         return perms, bounded(scales, lambda name: self._source.readers[name].gather(places), self._table)
 
     def _require_gains(self, places: NDArray[np.int64], matrices: Sequence[Mapping[str, Any]]) -> None:
-        """Refuse gains other than 1 where orthogonal matrices act.
-
-        Raises ``SymmetryError`` if a gain is another number.
-        """
+        """Refuse gains other than 1 where orthogonal matrices act, with a ``SymmetryError``."""
         if self._table is None or not (acting := {name for drawn in matrices for name in drawn}):
             return
         gains = {action.tensor for action in self._table.actions if action.role == "gain"}

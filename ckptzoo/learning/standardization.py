@@ -147,6 +147,7 @@ class Statistics:
         kinds = {"mean": self.mean, "deviation": self.deviation}
         arrays = {f"{name}.{kind}": np.asarray(held[name]) for kind, held in kinds.items() for name in held}
         facts = {"per": self.per, "constant": dict(self.constant), "count": self.count, "digest": self.digest}
+        # sorted keys: the same statistics give the same bytes
         Path(path).write_bytes(save(arrays, {"format": _FORMAT, "statistics": json.dumps(facts, sort_keys=True)}))
 
     @classmethod
@@ -256,6 +257,7 @@ def statistics(zoo: Zoo, *, per: Per = "tensor", variant: str = layout.RAW) -> S
             mean[tensor.name], spread = found.shared(per, labels)
         if zero := int((spread == 0).sum()):
             constant[tensor.name] = zero if spread.shape else int(np.prod(tensor.shape))
+        # divided by 1, what never varies becomes 0
         deviation[tensor.name] = np.where(spread == 0, 1.0, spread)
     digest = digest_of([zoo.name, zoo.revision, variant, zoo.ids])
     return Statistics(per, mean, deviation, constant, len(zoo), digest)
@@ -270,7 +272,6 @@ class _Moments:
 
     @property
     def mean(self) -> NDArray[np.float64]:
-        """The mean of everything so far."""
         return self.origin + self.shift
 
     def add(self, values: NDArray[np.float64]) -> None:
@@ -281,6 +282,7 @@ class _Moments:
                 self.origin = values[0]
             values = values - self.origin
             B, mean = len(values), values.mean(axis=0)
+            # sums of squares are about each batch's own mean and then joined (Chan, Golub and LeVeque, 1983)
             squares = np.square(values - mean).sum(axis=0)
             shift, total = mean - self.shift, self.count + B
             self.shift = self.shift + shift * (B / total)
@@ -294,6 +296,7 @@ class _Moments:
         flat = np.zeros(self.mean.size, np.int64) if labels is None else labels.ravel()
         sizes = np.bincount(flat)
         means = np.bincount(flat, self.mean.ravel()) / sizes
+        # the variance over positions is that within them plus that of their means
         within = np.bincount(flat, self.squares.ravel())
         between = np.bincount(flat, np.square(self.mean.ravel() - means[flat]))
         deviations = np.sqrt((within / self.count + between) / sizes)
@@ -326,6 +329,7 @@ def _of_layers(values: dict[str, NDArray[np.float64]], biases: dict[str, str]) -
     made: dict[str, NDArray[np.float64]] = {}
     for name, parts in joined.items():
         whole = np.concatenate(parts, axis=1)
+        # one number has no unbiased variance
         variance = whole.var(axis=1, ddof=1) if whole.shape[1] > 1 else np.zeros(len(whole))
         made[name] = np.stack([whole.mean(axis=1), variance], axis=1)
     return made

@@ -68,6 +68,7 @@ def targets(zoo: Zoo, target: Target, *, missing: Missing = "error") -> tuple[Zo
         step = "Give one for each checkpoint, in the order of zoo.ids."
         expected = f"({len(zoo)},) or ({len(zoo)}, m) numbers"
         raise ZooError(Problem(zoo.name, "target", expected, str(values.shape), step))
+    # NaN stands for a target that is missing, in columns and in what is given
     absent = np.isnan(values).reshape(len(values), -1).any(axis=1)
     if count := int(absent.sum()):
         if missing == "error":
@@ -76,10 +77,12 @@ def targets(zoo: Zoo, target: Target, *, missing: Missing = "error") -> tuple[Zo
             step = "Write missing='drop' to leave them out."
             raise ZooError(Problem(zoo.name, f"target {said}", f"one for all {len(zoo):,} checkpoints", got, step))
         zoo, values = zoo.take(~absent), values[~absent]
+    # float64 holds every integer below 2^53
     whole = values.astype(np.int64) if (np.abs(values) < 2**53).all() else None
     # a column of floats stays one where its numbers happen to be whole
     if whole is not None and _whole(zoo, target):
         return zoo, whole
+    # the dtype of networks' outputs
     return zoo, values.astype(np.float32)
 
 
@@ -102,6 +105,7 @@ def _column(zoo: Zoo, name: str) -> NDArray[np.float64]:
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         step = "Choose a column of numbers, or give numbers by id: target={id: number}."
         raise ZooError(Problem(zoo.name, f"target {name!r}", "numbers or truth values", str(kind), step))
+    # Arrow makes NaN of a null among floats
     return values.cast(pa.float64()).to_numpy()
 
 

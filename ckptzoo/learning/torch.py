@@ -11,13 +11,13 @@ from ckptzoo.learning.preparation import Batch, Preparation
 from ckptzoo.loader.stream import Source, State
 from ckptzoo.loader.torch import ZooDataset, owned, refuse_to_collate
 
+# a DataLoader that makes batches itself, its default, would join batches as if they were examples
 default_collate_fn_map[Batch] = refuse_to_collate
 
 
 class AugmentedDataset(IterableDataset[Batch]):
-    """Batches for ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=...)``.
-
-    Made by ``learning.to_torch``. Order, workers, ranks and epochs are those of ``Zoo.to_torch``.
+    """Batches for ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=...)``. Made by
+    ``learning.to_torch``. Order, workers, ranks and epochs are those of ``Zoo.to_torch``.
     """
 
     def __init__(self, prepare: Preparation, source: Source, **options: Any) -> None:

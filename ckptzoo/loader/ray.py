@@ -20,7 +20,7 @@ def ray_datasource(zoo: Zoo, *names: str, variant: str = layout.RAW) -> Any:
     zoo
         on this machine or another; the workers must reach it under the same address.
     names
-        tensors, or layers for all their tensors; none for everything.
+        tensors, or layers or modules for all their tensors; none for everything.
     variant
         the gauge.
 

@@ -226,12 +226,12 @@ class Selection:
     def source(
         self, names: Sequence[str], variant: str, columns: str | Sequence[str] = (), dtype: Any = None
     ) -> Source:
-        """The source of a stream of these tensors, layers and columns; of all tensors where there are no names."""
+        """The source of a stream of these tensors, layers and columns; all tensors where there are no names."""
         opened, rows = self.variant_rows(variant)
         arch = self.contents.architecture
         wanted: list[str] = []
         for name in names:
-            wanted += arch.layers[name] if name in arch.layers and name not in arch else (self.tensor(name),)
+            wanted += arch.named(name) or (self.tensor(name),)
         readers = {name: cast_reader(opened.reader(name), dtype, self.name) for name in wanted or arch.names}
         files = self.contents.files
         prefetch = files.prefetch if isinstance(files, RemoteFiles) else None
@@ -275,14 +275,15 @@ class Selection:
             if name == tensor.name or name in tensor.aliases:
                 return tensor.name
         known = [other for tensor in arch.tensors for other in (tensor.name, *tensor.aliases)]
-        raise UnknownNameError(self.name, "tensor", name, arch.layers.get(name, known), self._other_use(name))
+        raise UnknownNameError(self.name, "tensor", name, arch.named(name) or known, self._other_use(name))
 
     def _other_use(self, name: str) -> str | None:
         """The next step where the name of a tensor is expected and this is the name of something else."""
         arch = self.contents.architecture
-        tensor = next(iter(arch.layers.get(name, arch.names)), "")
-        if name in arch.layers:
-            return f"{name!r} is a layer: read its tensors by their names, or stream them all: zoo.stream({name!r})."
+        tensor = next(iter(arch.named(name) or arch.names), "")
+        if arch.named(name):
+            what = "layer" if name in arch.layers else "module"
+            return f"{name!r} is a {what}: read its tensors by their names, or stream them all: zoo.stream({name!r})."
         if name in self.names:
             return f"{name!r} is a variant: write zoo[{tensor!r}, {name!r}]."
         if name in self.contents.raw.rows.schema.names:

@@ -141,7 +141,7 @@ class Zoo:
         return zoo_html(repr(self)[1:-1], self.address, self._contents, len(self))
 
     def _ipython_key_completions_(self) -> list[str | tuple[str, str]]:
-        """What ``zoo[`` can be continued with: tensors as trained, and in every variant."""
+        """Completions of ``zoo[``: tensors as trained, and in every variant."""
         names = [name for tensor in self.arch.tensors for name in (tensor.name, *tensor.aliases)]
         # not self.variants: of a zoo on another machine, what kind a tree is may have to be fetched
         return [*names, *((name, variant) for variant in (layout.RAW, *self._contents.variants) for name in names)]
@@ -510,7 +510,7 @@ class Zoo:
         Parameters
         ----------
         names
-            tensors, or layers for all their tensors; none for everything.
+            tensors, or layers or modules for all their tensors; none for everything.
         variant
             the gauge.
         columns
@@ -562,7 +562,7 @@ class Zoo:
         Parameters
         ----------
         names
-            tensors, or layers for all their tensors; none for everything.
+            tensors, or layers or modules for all their tensors; none for everything.
         variant
             the gauge.
         max_bytes
@@ -727,12 +727,12 @@ class Zoo:
     def source(
         self, names: Sequence[str], variant: str = layout.RAW, columns: str | Sequence[str] = (), dtype: Any = None
     ) -> Source:
-        """What streams of these tensors, layers and columns read; of all tensors where there are no names.
+        """The source of a stream of these tensors, layers and columns; of all tensors where there are no names.
 
         Parameters
         ----------
         names
-            tensors, or layers for all their tensors.
+            tensors, or layers or modules for all their tensors.
         variant
             the gauge.
         columns

@@ -72,8 +72,10 @@ def barriers(losses: ArrayLike, points: ArrayLike) -> Barriers:
         raise ZooError(Problem("barriers", "losses", f"{len(taus)} a line", str(values.shape), step))
     with np.errstate(invalid="ignore"):
         rises = values - (1 - taus) * values[..., :1] - taus * values[..., -1:]
+        # the ends are on the line between them; computed, they would be off by rounding
         rises[..., [0, -1]] = np.where(np.isfinite(values[..., [0, -1]]), 0, np.nan)
     height = rises.max(axis=-1)
+    # argmax takes the first NaN for the largest
     at = taus[np.where(np.isnan(rises), -np.inf, rises).argmax(axis=-1)]
     half = np.flatnonzero(taus == 0.5)
     middle = rises[..., half[0]] if len(half) else np.full(height.shape, np.nan)

@@ -15,10 +15,7 @@ _PIECE = 2**22
 
 @dataclass(frozen=True, eq=False)
 class Components:
-    """Variances along the principal components of a sample.
-
-    ``variances`` are (min(K - 1, d),), descending, with the divisor K - 1.
-    """
+    """Variances along the principal components of a sample: (min(K - 1, d),), descending, with the divisor K - 1."""
 
     variances: Values
 
@@ -64,9 +61,8 @@ def principal_components(samples: ArrayLike) -> Components:
 
 
 class ByRows:
-    """Gathers the covariance of d columns from blocks of rows: (d, d), whatever the number of rows.
-
-    ``d`` is the number of columns. Sums are of differences to the first row, so that a large mean costs no digits.
+    """Gathers the covariance of d columns from blocks of rows: (d, d), whatever the number of rows. ``d`` is the number
+    of columns. Sums are of differences to the first row, so that a large mean costs no digits.
     """
 
     def __init__(self, d: int) -> None:
@@ -83,6 +79,7 @@ class ByRows:
             piece = block[start : start + step].astype(np.float64)
             if self._origin is None:
                 self._origin = piece[0].copy()
+            # sums of squares of numbers with a large mean would cancel
             piece -= self._origin
             self._count += len(piece)
             self._sum += piece.sum(axis=0)
@@ -97,10 +94,7 @@ class ByRows:
 
 
 class ByColumns:
-    """Gathers the Gram matrix of K rows from blocks of columns: (K, K), whatever the number of columns.
-
-    ``K`` is the number of rows, 2 or more.
-    """
+    """Gathers the (K, K) Gram matrix of K rows, 2 or more, from blocks of columns, whatever their number."""
 
     def __init__(self, K: int) -> None:
         if K < 2:

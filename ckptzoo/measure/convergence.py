@@ -15,7 +15,7 @@ _CHAINS, _DRAWS = 2, 4
 
 
 class Convergence(NamedTuple):
-    """What draws of several chains tell of their convergence, one number a parameter.
+    """The convergence of several chains, measured by their draws; one number a parameter.
 
     Attributes
     ----------

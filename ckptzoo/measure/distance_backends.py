@@ -56,17 +56,15 @@ class ArrayBackend(Protocol):
         ...
 
     def add_distances(self, panels: Sequence[Panel], x: Any, y: Any, columns: slice, single: bool) -> bool:
-        """Add the distances in some columns, of float32 where ``single`` and it serves.
-
-        Returns whether all elements are finite, and below ``LARGEST`` when centred; if not, nothing is added.
+        """Add the distances in some columns, of float32 where ``single`` and it serves. Returns whether all elements
+        are finite, and below ``LARGEST`` when centred; if not, nothing is added.
         """
         ...
 
 
 def select_backend(x: Any, y: Any) -> tuple[ArrayBackend, Any, Any]:
-    """The backend for the distances of two arrays, and the arrays as it takes them.
-
-    Two torch tensors on one device stay there where it has float64; everything else comes to numpy.
+    """The backend for the distances of two arrays, and the arrays as it takes them. Two torch tensors on one device
+    stay there where it has float64; everything else comes to numpy.
     """
     if all(is_torch_array(array) for array in (x, y)) and device(x) == device(y):
         # array_api_compat leaves out the dtypes that torch cannot make on the device, as float64 on Apple's MPS
@@ -81,27 +79,22 @@ class NumpyBackend:
     """The numpy backend."""
 
     def full(self, shape: tuple[int, int], value: float) -> NDArray[np.float64]:
-        """As in ``ArrayBackend``."""
         return np.full(shape, value)
 
     def block(self, x: NDArray[Any], y: NDArray[Any], columns: slice) -> NDArray[np.float64]:
-        """As in ``ArrayBackend``."""
         rows = np.empty((len(x) + len(y), x[:1, columns].shape[1]))
         rows[: len(x)], rows[len(x) :] = x[:, columns], y[:, columns]
         return rows
 
     def from_numpy(self, array: NDArray[np.float64]) -> NDArray[np.float64]:
-        """As in ``ArrayBackend``."""
         return array
 
     def to_numpy(self, array: NDArray[Any]) -> NDArray[Any]:
-        """As in ``ArrayBackend``."""
         return array
 
     def add_distances(
         self, panels: Sequence[Panel], x: NDArray[Any], y: NDArray[Any], columns: slice, single: bool
     ) -> bool:
-        """As in ``ArrayBackend``."""
         count, width = len(x) + len(y), x.shape[1]
         if count * (count - 1) // 2 * width >= COMPILED and find_spec("numba") is not None:
             from ckptzoo.measure.distances_compiled import add_distances as add_compiled
@@ -116,34 +109,27 @@ class NumpyBackend:
 
 @dataclass(frozen=True)
 class TorchBackend:
-    """The torch backend for one device.
-
-    Sums of absolute differences are ``torch.pdist``'s, ``CHUNK`` columns at a time. ``framework`` is the array API
-    namespace of torch; ``device`` is a torch device.
+    """The torch backend for one device. Sums of absolute differences are ``torch.pdist``'s, ``CHUNK`` columns at a
+    time. ``framework`` is the array API namespace of torch; ``device`` is a torch device.
     """
 
     framework: Any
     device: Any
 
     def full(self, shape: tuple[int, int], value: float) -> Any:
-        """As in ``ArrayBackend``."""
         return self.framework.full(shape, value, dtype=self.framework.float64, device=self.device)
 
     def block(self, x: Any, y: Any, columns: slice) -> Any:
-        """As in ``ArrayBackend``."""
         xp = self.framework
         return xp.concat([xp.astype(array[:, columns], xp.float64) for array in (x, y)], axis=0)
 
     def from_numpy(self, array: NDArray[np.float64]) -> Any:
-        """As in ``ArrayBackend``."""
         return self.framework.asarray(array, device=self.device)
 
     def to_numpy(self, array: Any) -> NDArray[Any]:
-        """As in ``ArrayBackend``."""
         return np.asarray(to_device(array, "cpu"))
 
     def add_distances(self, panels: Sequence[Panel], x: Any, y: Any, columns: slice, single: bool) -> bool:
-        """As in ``ArrayBackend``."""
         xp = self.framework
         block, largest = _centred(self.block(x, y, columns))
         if not largest < LARGEST:

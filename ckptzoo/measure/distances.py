@@ -100,7 +100,9 @@ class Distances:
         self._prepare(backend)
         width = x.shape[1]
         if width:
+            # whole chunks, so that sums are cut at the same columns whatever the blocks
             limit = max(CHUNK, SPAN // (self.m + self.n) // CHUNK * CHUNK)
+            # a single chunk, such as a bias, is fast enough in float64
             single = width > CHUNK and _single(x) and _single(y)
             for start in range(0, width, limit):
                 columns = slice(start, min(start + limit, width))

@@ -37,19 +37,11 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 
 class Packed(NamedTuple):
-    """Centred columns, ordered for ``add_tile``.
+    """Centred columns, ordered for ``add_tile``: those of ``rows`` rows, ``width`` of them.
 
-    Attributes
-    ----------
-    values
-        (runs, vectors, RUN, lanes) float32 or float64: row ``vector * lanes + lane``, column ``run * RUN + c``.
-        After the last row come rows of zeros; after the last column, anything.
-    units
-        (runs,) float64, the power of two by which the values of a run are to be multiplied.
-    rows
-        how many there are.
-    width
-        the number of columns.
+    ``values`` are (runs, vectors, RUN, lanes) float32 or float64: row ``vector * lanes + lane``, column ``run * RUN +
+    c``. After the last row come rows of zeros; after the last column, anything. ``units`` are (runs,) float64, the
+    power of two by which the values of a run are to be multiplied.
     """
 
     values: NDArray[Any]
@@ -180,6 +172,7 @@ def _add_two_rows(typing: Any, row: Any, other: Any, vector: Any, unit: Any, sum
 
         def called(name: str, *operands: Any) -> Any:
             kind = ir.FunctionType(numbers, [numbers] * len(operands))
+            # LLVM's intrinsics for vectors carry the type in their names
             name = f"llvm.{name}.v{lanes}f{8 * size}"
             return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), operands)
 
@@ -203,6 +196,7 @@ def _add_two_rows(typing: Any, row: Any, other: Any, vector: Any, unit: Any, sum
             later = builder.load(vector_at(others.data, place, numbers), align=size)
             for one, absolute, squares in ((left, *totals[:2]), (right, *totals[2:])):
                 difference = builder.fsub(spread(builder.load(builder.gep(one.data, [place])), numbers), later)
+                # two rows share the load of the vector
                 builder.store(builder.fadd(builder.load(absolute), called("fabs", difference)), absolute)
                 builder.store(called("fmuladd", difference, difference, builder.load(squares)), squares)
         scales = spread(scale, doubles), spread(builder.fmul(scale, scale), doubles)

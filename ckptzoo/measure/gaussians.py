@@ -132,6 +132,7 @@ _STD = "_std"
 
 def _checked(mean: ArrayLike, std: ArrayLike) -> tuple[Values, Values]:
     mu, sigma = np.asarray(mean, np.float64), np.asarray(std, np.float64)
+    # a comparison with NaN is false
     if not ((sigma > 0) & np.isfinite(sigma)).all():
         got = repr(float(sigma[~((sigma > 0) & np.isfinite(sigma))].flat[0]))
         raise ZooError(Problem("Gaussian", "deviations", "finite numbers above 0", got, "Leave out what is not one."))

@@ -30,7 +30,7 @@ Host = Callable[[Any], Any]
 
 
 def bandwidths_of(distances: ArrayLike) -> NDArray[np.float64]:
-    r"""Ten bandwidths, evenly spaced on a logarithmic scale, from distances in one norm.
+    r"""Ten bandwidths, evenly spaced on a logarithmic scale, from distances in one norm: (10,) float64, increasing.
 
     With :math:`d_{(0)} \le d_{(1)} \le \dots` the sorted distances and l their number:
 
@@ -41,26 +41,8 @@ def bandwidths_of(distances: ArrayLike) -> NDArray[np.float64]:
         b_\max &= 2 \max(d_{(l-1)}, 0.3) \\
         b_i &= b_\min (b_\max / b_\min)^{i/9}, \quad i = 0 \dots 9
 
-    (the code of arXiv 2310.08287).
-
-    Parameters
-    ----------
-    distances
-        at least one, in any shape, 0 or above and finite.
-
-    Returns
-    -------
-    NDArray[np.float64]
-        (10,) float64, increasing.
-
-    Raises
-    ------
-    ZooError
-        There is no distance, or one that is not finite or negative.
-
-    Notes
-    -----
-    Tested in ``tests/measure/test_bandwidths.py``.
+    (the code of arXiv 2310.08287). ``distances`` may have any shape. Raises ``ZooError`` if there is none, or one that
+    is not finite or negative. Tested in ``tests/measure/test_bandwidths.py``.
     """
     values = np.asarray(distances, np.float64).ravel()
     if not len(values) or not np.isfinite(values).all() or values.min() < 0:

@@ -16,9 +16,8 @@ _OPTIONS: dict[str, Any] = {"error_model": "numpy", "nogil": True}
 
 @njit(fastmath={"contract", "reassoc", "nsz"}, **_OPTIONS)
 def segment_sum(p: Any, q: Any) -> Any:
-    """The sum of m log m over m = p + q, in float32, reordered so that several terms are computed at once.
-
-    ``p`` and ``q`` are (n,) float32, whose sums are normal positive numbers.
+    """The sum of m log m over m = p + q, in float32, reordered so that several terms are computed at once. ``p`` and
+    ``q`` are (n,) float32, whose sums are normal positive numbers.
     """
     total = np.float32(0)
     for k in range(len(p)):  # from 0: LLVM makes vectors of it where no index can be negative

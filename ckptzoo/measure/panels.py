@@ -36,10 +36,7 @@ class Panel:
 
 
 def make_panels(m: int, n: int, full: Callable[[tuple[int, int], float], Any]) -> Iterator[Panel]:
-    """Panels for m rows of X and n rows of Y, with distances of 0.
-
-    ``full`` returns a float64 array of a shape, filled with one number.
-    """
+    """Panels for m rows of X and n of Y, with distances of 0; ``full(shape, number)`` returns a filled array."""
     for first, end in ((0, m), (m, m + n)):
         for start in range(first, end, ROWS):
             stop = min(start + ROWS, end)
@@ -60,7 +57,6 @@ def run_tasks(
     tasks: Iterable[_T], worker: Callable[[], Callable[[_T], None]], *, max_threads: int = MAX_THREADS
 ) -> None:
     """Do all tasks, on one thread a core and at most ``max_threads``. The first error ends them and is raised.
-
     ``worker`` is called once in every thread and returns the function that does a task there.
     """
     waiting = deque(tasks)

@@ -177,6 +177,7 @@ def _inversions(rows: NDArray[np.int64]) -> NDArray[np.int64]:
         runs = runs.reshape(K, -1, 2 * half)
         order = np.argsort(runs, axis=2)
         count += np.where(order < half, np.arange(2 * half), 0).sum(axis=(1, 2))
+        # less the places within the left runs, 0 + 1 + ... + half - 1 each
         count -= runs.shape[1] * (half * (half - 1) // 2)
         runs = np.take_along_axis(runs, order, 2)
         half *= 2

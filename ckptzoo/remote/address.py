@@ -87,10 +87,10 @@ Address = FolderAddress | HubAddress | WebAddress | FilesystemAddress
 
 
 def candidates(text: str) -> tuple[Address, ...]:
-    """Where the zoo of this address may be, in the order in which to look.
+    """Return where the zoo of this address may be, in the order in which to look; nothing is looked up.
 
     ``org/zoo`` is a folder where there is one, else a repository of the hub; a path that is absolute, begins with a
-    dot, or does not have two words is a folder only. Nothing is looked up.
+    dot, or does not have two words is a folder only.
 
     Parameters
     ----------
@@ -101,10 +101,6 @@ def candidates(text: str) -> tuple[Address, ...]:
     ------
     ZooError
         The address has no known form, or carries a password or a query, which would appear in messages.
-
-    Notes
-    -----
-    Tested in ``tests/remote/test_address.py``.
 
     Examples
     --------
@@ -119,6 +115,7 @@ def candidates(text: str) -> tuple[Address, ...]:
         matched = _REPO.fullmatch(text)
         return (folder, HubAddress(matched["repo"], matched["revision"] or MAIN)) if matched else (folder,)
     match scheme[0].lower():
+        # schemes do not depend on case (RFC 3986, 3.1)
         case "hf":
             return (_hub(text),)
         case "http" | "https":
@@ -161,6 +158,7 @@ def _hub(text: str) -> HubAddress:
 
 def _web(text: str) -> Address:
     parts = urlsplit(text)
+    # addresses are shown in messages and kept in the cache, which must hold no secrets
     if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
         public = urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
         got = "more than that" if parts.hostname else "no host"

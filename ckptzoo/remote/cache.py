@@ -34,9 +34,9 @@ from ckptzoo.schema.documents import MAX_BYTES, Document, seal, unseal
 SCAN_SHARE = 32
 """A process makes room again whenever it has written 1/32 of the limit: each time reads the whole folder."""
 ROOM_SHARE = 0.9
-"""What is left when room is made, as a share of the limit."""
+"""The share of the limit that is left when room is made."""
 TOUCH_SECONDS = 60.0
-"""The time of a blob's last use is exact to this; touching it at every read would write to the disk."""
+"""The time of a blob's last use is exact to this many seconds; touching it at every read would write to the disk."""
 TEMPORARY = ".tmp-"
 """How the names of files begin that are being written."""
 GONE = "gone"
@@ -57,29 +57,22 @@ class RevisionRecord:
 class Cache:
     """The part of a cache that belongs to one zoo, bounded together with all others below the same root.
 
-    Parameters
-    ----------
-    root
-        of the whole cache; made when first written to.
-    address
-        the zoo, without revision.
-    limit
-        bytes of all blobs below the root. It may be exceeded by what processes write at the same time, up to limit / 32
-        each.
-    evicts
-        whether blobs that were not used for longest may be removed to make room; False in a process that is offline and
-        could not fetch them again.
+    ``root``, the folder of the whole cache, is made when first written to; ``address`` has no revision. ``limit``
+    bounds the bytes of all blobs below the root; processes that write at the same time may exceed it by limit / 32
+    each. With ``evicts`` blobs that were not used for longest are removed to make room; a process that is offline
+    could not fetch them again.
     """
 
     def __init__(self, root: Path, address: str, *, limit: int, evicts: bool = True) -> None:
         self.root, self.address, self.limit, self.evicts = root, address, limit, evicts
+        # a file system's name has at most 255 bytes; the digest tells apart what the slug has cut or replaced
         slug = re.sub(r"[^A-Za-z0-9._-]+", "-", address).strip(".-")[-80:]
         self.folder = root / f"{slug}-{hashlib.sha256(address.encode()).hexdigest()[:16]}"
         self._written: int | None = None
         self._broken = False
 
     def read(self, digest: str) -> bytes | None:
-        """The bytes of a digest (``sha256:<hex>`` or ``git:<hex>``), or None; a damaged blob is removed."""
+        """Return the bytes of a digest (``sha256:<hex>`` or ``git:<hex>``), or None; a damaged blob is removed."""
         path = self._path(digest)
         try:
             with open(path, "rb", opener=regular) as file:
@@ -96,7 +89,7 @@ class Cache:
         return data
 
     def holds(self, digest: str) -> bool:
-        """Whether there is a blob under this digest; it is not read, and may be damaged."""
+        """Return whether there is a blob under this digest; it is not read, and may be damaged."""
         return self._path(digest).exists()
 
     def write(self, digest: str, data: bytes | memoryview) -> None:
@@ -125,7 +118,7 @@ class Cache:
             self._put(self._revision(name), data)
 
     def remembered(self, asked: str) -> RevisionRecord | None:
-        """What a revision was when it was last looked up, or None; what is damaged counts as not there."""
+        """Return what a revision was when it was last looked up, or None; what is damaged counts as not there."""
         try:
             content = _sealed(self._revision(asked))
             if asked not in (content["asked"], content["revision"]):
@@ -151,6 +144,7 @@ class Cache:
         """Write a file under a temporary name and rename it."""
         try:
             _make_folder(path.parent, self.root)
+            # without fsync: what a loss of power leaves of the bytes has another digest, and is fetched again
             with temporary_file(path.parent) as (temporary, file):
                 file.write(data)
                 file.flush()
@@ -174,6 +168,7 @@ class Cache:
         try:
             _make_folder(self.root, self.root)
             with open(self.root / ".lock", "ab", opener=regular) as lock:
+                # the kernel releases it when the process ends, however it ends
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 blobs = sorted(blobs_of(self.root, with_gone=False), key=lambda blob: (blob.used, blob.path))
                 total = sum(blob.nbytes for blob in blobs_of(self.root)) + nbytes
@@ -189,8 +184,9 @@ class Cache:
 
 
 def is_right(digest: str, data: bytes | memoryview) -> bool:
-    """Whether bytes have this digest, ``sha256:<hex>`` or ``git:<hex>`` (git's id of a blob)."""
+    """Return whether bytes have this digest, ``sha256:<hex>`` or ``git:<hex>`` (git's id of a blob)."""
     kind, _, expected = digest.partition(":")
+    # git hashes "blob <size>\0" before the bytes; FIPS builds of OpenSSL refuse sha1 that counts as security
     actual = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % len(data), usedforsecurity=False)
     actual.update(data)
     return actual.hexdigest() == expected
@@ -205,7 +201,7 @@ def _make_folder(folder: Path, root: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Blob:
+class CachedFile:
     """One file of bytes in the cache, with the time of its last use."""
 
     path: Path
@@ -213,8 +209,8 @@ class Blob:
     used: float
 
 
-def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[Blob]:
-    """Every blob below a cache's root, or below one zoo's folder; ``with_gone`` includes zoos that are gone."""
+def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[CachedFile]:
+    """Yield the blobs below a cache's root, or below one zoo's folder; ``with_gone`` includes zoos that are gone."""
     folders = [root] if (root / "blobs").is_dir() else sorted(root.iterdir()) if root.is_dir() else []
     for folder in folders:
         if not with_gone and (folder / GONE).exists():
@@ -224,12 +220,12 @@ def blobs_of(root: Path, *, with_gone: bool = True) -> Iterator[Blob]:
                 facts = path.lstat()
                 # nothing here makes folders, links and pipes, and what they lead to is not the cache's
                 if not path.name.startswith(TEMPORARY) and stat.S_ISREG(facts.st_mode):
-                    yield Blob(path, facts.st_size, facts.st_mtime)
+                    yield CachedFile(path, facts.st_size, facts.st_mtime)
 
 
 @contextlib.contextmanager
 def temporary_file(folder: Path) -> Iterator[tuple[Path, IO[bytes]]]:
-    """A new file to write and rename, locked so that ``sweep`` leaves it alone; removed unless it was renamed."""
+    """Open a new file to write and rename, locked so that ``sweep`` leaves it alone; removed unless it was renamed."""
     while True:
         path = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
         with path.open("xb") as file:
@@ -255,7 +251,7 @@ def sweep(root: Path) -> None:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """What the cache has of one zoo.
+    """The files of one zoo in the cache.
 
     Parameters
     ----------
@@ -298,7 +294,7 @@ class Pruned:
     nbytes: int
 
     @classmethod
-    def of(cls, blobs: list[Blob]) -> "Pruned":
+    def of(cls, blobs: list[CachedFile]) -> "Pruned":
         """These blobs.
 
         Parameters
@@ -310,7 +306,7 @@ class Pruned:
 
 
 def cached_zoos(root: Path) -> list[CacheEntry]:
-    """What the cache has of every zoo, the one used last first.
+    """The files of every zoo in the cache, the one used last first.
 
     Parameters
     ----------
@@ -357,8 +353,8 @@ def prune(
 
 def prunable(
     root: Path, *, address: str | None = None, max_bytes: int | None = None, before: float | None = None
-) -> list[Blob]:
-    """What would be removed from the cache, in the order in which it would be.
+) -> list[CachedFile]:
+    """The files that would be removed from the cache, in the order of removal.
 
     Parameters
     ----------
@@ -380,7 +376,7 @@ def prunable(
     """
     if address is None and max_bytes is None and before is None:
         raise ZooError(Problem("prune", "what to remove", "a zoo, a size or an age", "none", "Name one."))
-    removed: list[Blob] = []
+    removed: list[CachedFile] = []
     if address is not None:
         known = {item.address: item for item in cached_zoos(root)}
         if address not in known:
@@ -397,7 +393,7 @@ def prunable(
 
 
 def _revisions(folder: Path) -> tuple[tuple[str, str], ...]:
-    """What ``CacheEntry.revisions`` has, of the files that can be read."""
+    """Return ``CacheEntry.revisions`` from the files that can be read."""
     latest: dict[str, tuple[float, str]] = {}
     for path in sorted((folder / "revisions").glob("*.json")):
         try:
@@ -411,7 +407,8 @@ def _revisions(folder: Path) -> tuple[tuple[str, str], ...]:
 
 
 def _entry(name: str, facts: object) -> FileEntry:
-    """A file of a revision, as ``Cache.remember`` writes it; ValueError for anything else."""
+    """Return a file of a revision, as ``Cache.remember`` writes it; ValueError for anything else."""
+    # a bool is an int for Python, and no size
     match facts:
         case [int(size), None] if not isinstance(size, bool):
             return FileEntry(name, size)
@@ -433,7 +430,7 @@ def _text(value: object) -> str:
 
 
 def _sealed(path: Path) -> Document:
-    """The content of a sealed document of the cache; IntegrityError where it is missing, too large or damaged."""
+    """Return the content of a sealed document; IntegrityError where it is missing, too large or damaged."""
     content, _ = unseal(table.read_bytes(path, location=str(path), max_bytes=MAX_BYTES), location=str(path))
     return content
 

@@ -59,6 +59,7 @@ def plan(wanted: Sequence[Span], places: Sequence[int], *, split_limit: int) -> 
         files.setdefault(wanted[place].name, []).append(place)
     requests: list[RangeRequest] = []
     for in_file in files.values():
+        # the order in a file decides which blocks one range can bring
         requests.extend(_plan_file(wanted, sorted(in_file, key=lambda place: wanted[place].start), split_limit))
     return sorted(requests, key=lambda request: request.places[0])
 
@@ -143,6 +144,7 @@ def fetch_checked(
                 if filled < len(data) and not piece:
                     piece = memoryview(next(source))
             if hashlib.sha256(data).digest() != block.sha256:
+                # its bytes may have been damaged on the way; a second time they are wrong at their source
                 second = read_range(
                     store, block.name, block.start, block.stop, retry_policy=retry_policy, cancel=cancel
                 )
@@ -160,11 +162,9 @@ def fetch_checked(
 class Fetching(ABC):
     """Requests in threads of their own, and the blocks that they brought, until the reader takes them.
 
-    Leaving its ``with`` block stops everything that still runs.
-
-    ``requests`` cover some or all of the ``wanted`` blocks, which are in the order of the reader; at most ``workers``
-    run at a time, in this order. ``ahead`` bytes are received before the reader takes them. ``keep`` is called with
-    every received block.
+    Leaving its ``with`` block stops everything that still runs. ``requests`` cover some or all of the ``wanted``
+    blocks, which are in the order of the reader; at most ``workers`` run at a time, in this order. ``ahead`` bytes are
+    received before the reader takes them. ``keep`` is called with every received block.
     """
 
     def __init__(
@@ -225,6 +225,7 @@ class Fetching(ABC):
         if number not in self._started:
             self._started.add(number)
             self._running += 1
+            # daemon: a thread that waits for a server must not keep the process from ending
             threading.Thread(
                 target=self._run, args=(self._requests[number],), name="ckptzoo-fetch", daemon=True
             ).start()

@@ -38,11 +38,13 @@ MAX_IDLE = 16
 """Idle connections that are kept to one server."""
 PIECE_BYTES = 256 * 1024
 """The limit of one read of the socket."""
+# The number that RFC 2068, section 10.3, recommended; RFC 9110, 15.4, warns servers of clients that keep to it.
 MAX_REDIRECTS = 5
 MAX_DOCUMENT = 64 * 2**20
 """Bytes of an answer whose size nobody announced: a listing, or a hub's JSON."""
 
 # Statuses whose Location is followed (RFC 9110, section 15.4).
+# Every request here is a GET, and stays one with each of them.
 _REDIRECTS = (301, 302, 303, 307, 308)
 # Content-Range (RFC 9110, 14.4); 19 digits are enough for any file; int() raises beyond 4,300
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)")
@@ -145,6 +147,7 @@ def body(answer: Answer, start: int, stop: int, size: int, *, location: str) -> 
     few such answers.
     """
     requested = f"bytes {start}-{stop - 1}/{size}"
+    # offsets of a range count bytes of the encoded form, which no digest of a zoo is of (RFC 9110, 14.1.2)
     if answer.headers.get("content-encoding", "identity") != "identity":
         raise _protocol_error(location, "bytes as they are", f"{answer.headers['content-encoding']} encoding")
     if answer.status == 206:
@@ -208,10 +211,13 @@ def refusal(answer: Answer, location: str) -> RemoteError:
         got += f" ({excerpt(detail, 120)})"
     if answer.status in RETRIED_STATUSES:
         return TransientError(_problem(location, "an answer", got), wait=server_wait(answer.headers))
+    # 410 is a 404 that is likely to last (RFC 9110, 15.5.11)
     if answer.status in (404, 410):
         return AbsentError(_problem(location, "a file", got, _CHECK))
     if answer.status in (401, 403):
-        return RemoteError(_problem(location, "leave to read it", got, "Log in with hf auth login, or ask its owner."))
+        return RemoteError(
+            _problem(location, "permission to read it", got, "Log in with hf auth login, or ask its owner.")
+        )
     return RemoteError(_problem(location, "an answer", got, _CHECK))
 
 
@@ -246,6 +252,7 @@ class Connections:
         weakref.finalize(self, _close_all, self._idle)  # before the sockets' own finalizers, in a cycle too
 
     def __reduce__(self) -> "tuple[type[Connections], tuple[float]]":
+        # locks and sockets cannot be pickled
         return Connections, (self._read_timeout,)
 
     def take_idle(self, origin: Origin) -> http.client.HTTPConnection | None:
@@ -253,6 +260,7 @@ class Connections:
         with self._lock:
             idle = self._idle.get(origin, [])
             while idle:
+                # the last that was given back is the least likely to be closed by now
                 connection, since = idle.pop()
                 if time.monotonic() - since < IDLE_SECONDS:
                     return connection
@@ -290,7 +298,6 @@ class Connections:
         connection.close()
 
     def close(self) -> None:
-        """Close every idle connection."""
         with self._lock:
             _close_all(self._idle)
 
@@ -298,6 +305,7 @@ class Connections:
         with self._lock:
             if self._ssl is None:
                 self._ssl = ssl.create_default_context()
+                # http.client offers it with a context of its own making only
                 self._ssl.set_alpn_protocols(["http/1.1"])
             return self._ssl
 
@@ -328,17 +336,15 @@ class _DeadlineReader(io.RawIOBase):
         self._raw, self.deadline = raw, math.inf
 
     def readable(self) -> bool:
-        """It is."""
         return True
 
     def readinto(self, buffer: Any, /) -> int | None:
-        """Whatever has come; TimeoutError after the deadline."""
+        """Read whatever has come; raise TimeoutError after the deadline."""
         if time.monotonic() > self.deadline:
             raise TimeoutError("no end of it")
         return self._raw.readinto(buffer)
 
     def close(self) -> None:
-        """Close the socket's file too."""
         self._raw.close()
         super().close()
 
@@ -371,6 +377,7 @@ def _exchange(
     origin = origin_of(url)
     target, proxy_headers = _request_target(url)
     sent = {"Accept-Encoding": "identity", "User-Agent": "ckptzoo", **headers, **proxy_headers}
+    # the header Host has no user information (RFC 9110, 7.2)
     host = urlsplit(url).netloc.rpartition("@")[2]
     connection, response = connections.take_idle(origin), None
     # kept here, because http.client drops the socket when the server announces that it closes the connection
@@ -413,6 +420,7 @@ def _send(
     connection: http.client.HTTPConnection, target: str, host: str, headers: Mapping[str, str], cancel: CancelToken
 ) -> _Response:
     with cancel.watching(connection.sock):
+        # putrequest would add a Host and an Accept-Encoding of its own to those sent below
         connection.putrequest("GET", target, skip_host=True, skip_accept_encoding=True)
         for name, value in {"Host": host, **headers}.items():
             connection.putheader(name, value)
@@ -423,12 +431,12 @@ def _send(
 
 
 def _redirected(url: str, target: str, visited: list[str], location: str) -> str:
-    """Return the target of a redirect."""
     try:
         following = urljoin(url, target)
         scheme, host, _ = origin_of(following)
     except ValueError as error:
         raise RemoteError(_problem(location, "a redirect to http or https", target[:80], _CHECK)) from error
+    # an attacker on the way could answer the second request
     if scheme == "http" and urlsplit(url).scheme == "https":
         raise RemoteError(_problem(location, "a redirect to https", f"one to http://{host}", _CHECK))
     if len(visited) > MAX_REDIRECTS:
@@ -439,6 +447,7 @@ def _redirected(url: str, target: str, visited: list[str], location: str) -> str
 def _drain(answer: Answer, location: str) -> None:
     """Read a short body to its end, so that its connection can be used again."""
     if answer.length is not None and answer.length <= PIECE_BYTES:
+        # HTTP/1.1 has no other way to the next answer on a connection (RFC 9112, 9.3)
         for _ in answer.pieces(location):
             pass
 

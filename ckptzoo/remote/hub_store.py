@@ -32,6 +32,7 @@ MARGIN_SECONDS = 30.0
 MAX_PAGES = 200
 """The most pages of a repository's tree, which the hub lists in pages of 1,000 files."""
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
+# Names of git's objects, where a repository may use sha256 instead of sha1.
 _HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 """sha1 or sha256."""
 _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next"?')
@@ -112,6 +113,7 @@ class HubStore:
             if answer.status in EXPIRED_STATUSES and answer.url != page:
                 self._signed.pop(name, None)
                 raise TransientError(http.refusal(answer, location).problem, protocol_error=True)
+            # the hub says so of every file; caches between may answer with another commit's
             if (commit := answer.headers.get("x-repo-commit", self.revision)) != self.revision:
                 problem = Problem(location, "commit", self.revision, excerpt(commit, 160), "Open the zoo again.")
                 raise TransientError(problem, protocol_error=True)
@@ -157,6 +159,7 @@ def read_listing(
 
         return retry(request, retry_policy=retry_policy, cancel=cancel)
 
+    # a revision such as refs/pr/1 is one segment for the hub; blobs=true adds sizes and digests, in one answer
     info, _ = read(f"{api}/revision/{quote(place.revision, safe='')}?blobs=true")
     try:
         # without siblings: too many for one answer
@@ -174,6 +177,7 @@ def read_listing(
     inside = [
         FileEntry(entry.name.removeprefix(prefix), entry.size, entry.digest)
         for entry in entries
+        # every repository of the hub has a .gitattributes
         if entry.name.startswith(prefix) and not entry.name.startswith(".") and "/." not in entry.name
     ]
     if prefix and not inside:
@@ -221,15 +225,16 @@ def _checked_digest(kind: str, digits: str) -> str:
 def _refusal(answer: http.Answer, location: str) -> RemoteError:
     code = answer.headers.get("x-error-code", "")
     got = excerpt(answer.headers.get("x-error-message", ""), 160) or f"status {answer.status}"
+    # huggingface_hub chooses its exceptions by the same header (utils/_http.py)
     if code == "GatedRepo":
         step = "Ask for access on its page, then log in with hf auth login."
-        return RemoteError(Problem(location, "access", "leave to read it", got, step))
+        return RemoteError(Problem(location, "access", "permission to read it", got, step))
     if answer.status == 404 or code in ("RepoNotFound", "RevisionNotFound"):
         what = "revision" if code == "RevisionNotFound" else "repository"
         return AbsentError(Problem(location, what, "one that is there and may be read", got, _STEP))
     if answer.status == 401:  # also the hub's answer where there is no such repository
         return AbsentError(Problem(location, "repository", "one that is there and may be read", got, _STEP))
-    return RemoteError(Problem(location, "access", "leave to read it", got, _STEP))
+    return RemoteError(Problem(location, "access", "permission to read it", got, _STEP))
 
 
 def _unreadable(location: str, got: str) -> Problem:
@@ -266,6 +271,7 @@ def bearer(endpoint: str, token: str | None = None) -> http.Authorize:
     get_token = require("huggingface_hub", "hub").get_token
 
     def authorize(url: str) -> Mapping[str, str]:
+        # redirects lead to storage of other companies, whose address is signed
         if origin_of(url) != origin_of(endpoint):
             return {}
         value = token or get_token()

@@ -110,6 +110,7 @@ class Remote:
         if self.offline:
             raise self._offline_error([name], entry.size)
         data = b""
+        # once more, because a proxy or a cache on the way may have damaged it
         for _ in range(2):
             data = self._range(name, 0, entry.size)
             if not entry.digest or is_right(entry.digest, data):
@@ -190,6 +191,7 @@ class Remote:
             blocks with their digests.
         """
         missing = self._missing_places(wanted)
+        # the reader takes blocks in any order, so both halves of a split request may run ahead of it
         requests = plan(wanted, missing, split_limit=2**63)
         requests.sort(key=lambda request: request.start - request.stop)  # the longest first, because they take longest
         with AsReady(self.store, wanted, requests, **self._options) as fetching:
@@ -207,7 +209,7 @@ class Remote:
 
     @property
     def _options(self) -> dict[str, Any]:
-        """Those of ``Fetching``."""
+        """The options of ``Fetching``."""
         return {"retry_policy": self._retry_policy, "workers": self._workers, "ahead": self._ahead, "keep": self._keep}
 
     def _keep(self, block: Span, data: memoryview) -> None:
@@ -295,6 +297,7 @@ def open_remote(
                 on_hub = f" A zoo of the hub is hf://datasets/{address}." if len(places) > 1 else ""
                 step = f"Did you mean {near}?{on_hub}"
                 raise AbsentError(Problem(str(address), "a zoo", "a folder", "nothing", step)) from None
+            # a name like org/zoo goes on to the hub
             if len(places) == 1 or _is_file(place):  # no repository is meant by the path of a file
                 raise
             kind = type(error)

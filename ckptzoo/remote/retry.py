@@ -23,11 +23,12 @@ from ckptzoo.remote.stores import CancelToken, Store, TransientError
 
 T = TypeVar("T")
 
+# RFC 9110, sections 15.5.9 and 15.6; 425 is of RFC 8470, 429 of RFC 6585.
 RETRIED_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
 """HTTP statuses after which the same request may succeed later: timeouts, rate limits, servers that are overloaded."""
 EXPIRED_STATUSES = frozenset({400, 401, 403, 404, 410})
-"""What storage answers to a signed address that has expired; which of them depends on the storage. Only an answer to
-such an address means this: it is tried again with a new one."""
+"""The statuses that storage answers for a signed address that has expired; which of them depends on the storage. Only
+an answer to such an address means this: it is tried again with a new one."""
 MAX_PROTOCOL_ERRORS = 5
 """Answers in a row that do not fit the request (another range, another length), after which no other is asked for."""
 MAX_PAUSE = 30.0
@@ -40,7 +41,7 @@ _JITTER = random.SystemRandom()
 
 
 def backoff(first: float, failures: int) -> float:
-    """Seconds to wait after a number of failures in a row.
+    """Return the seconds to wait after a number of failures in a row.
 
     The bound is ``first`` and doubles with every failure, up to ``MAX_PAUSE``; the result is drawn between half of the
     bound and the bound, so that clients that failed together do not come back together.
@@ -57,6 +58,7 @@ def server_wait(headers: Mapping[str, str]) -> float | None:
     """
     if matched := _RATE_LIMIT_RESET.search(headers.get("ratelimit", "")):
         return float(matched[1])
+    # seconds or a date (RFC 9110, 10.2.3)
     text = headers.get("retry-after", "").strip()
     if text.isascii() and text.isdigit() and len(text) < 7:
         return float(text)
@@ -116,18 +118,10 @@ class Cancelled(Exception):
 def read_range(
     store: Store, name: str, start: int, stop: int, *, retry_policy: RetryPolicy, cancel: CancelToken
 ) -> Generator[bytes]:
-    """Bytes ``start`` to ``stop`` of a file, in pieces; a transfer that breaks off is resumed at its next byte.
+    """Yield bytes ``start`` to ``stop`` of a file; a transfer that breaks off is resumed at its next byte.
 
-    Raises
-    ------
-    RemoteError
-        The store refuses, or the retry policy ends; the message has the last failure.
-    Cancelled
-        ``cancel`` was called.
-
-    Notes
-    -----
-    Tested in ``tests/remote/test_retry.py``.
+    Raises RemoteError: the store refuses, or the retry policy ends; the message has the last failure. Raises Cancelled:
+    ``cancel`` was called.
     """
     attempts, position = _Attempts(retry_policy), start
     while position < stop:
@@ -163,14 +157,10 @@ def read_range(
 
 
 def retry(request: Callable[[], T], *, retry_policy: RetryPolicy, cancel: CancelToken) -> T:
-    """The result of a small request, which is repeated after a TransientError.
+    """Return the result of a small request, which is repeated after a TransientError.
 
-    Raises
-    ------
-    RemoteError
-        The retry policy ends; the message has the last failure. Other errors of the request are raised at once.
-    Cancelled
-        ``cancel`` was called during a pause.
+    Raises RemoteError: the retry policy ends; the message has the last failure. Raises Cancelled: ``cancel`` was called
+    during a pause. Other errors of the request are raised at once.
     """
     attempts = _Attempts(retry_policy)
     while True:
@@ -184,25 +174,19 @@ def retry(request: Callable[[], T], *, retry_policy: RetryPolicy, cancel: Cancel
 
 
 def is_too_slow(retry_policy: RetryPolicy, received: int, seconds: float) -> bool:
-    """Whether one connection that brought this many bytes in this time is to be closed."""
+    """Return whether one connection that brought this many bytes in this time is to be closed."""
     return seconds > retry_policy.connection_deadline + received / retry_policy.min_bytes_per_second
 
 
 def too_slow(location: str, what: str, retry_policy: RetryPolicy, received: int, seconds: float) -> Problem:
-    """The problem of such a connection."""
+    """Return the problem of such a connection."""
     expected = f"at least {retry_policy.min_bytes_per_second:.0f} bytes a second"
     got = f"{received} in {seconds:.1f} s"
     return Problem(location, what, expected, got, "Try again on a better connection.")
 
 
 class _Attempts:
-    """What one transfer has used of its retry policy.
-
-    Attributes
-    ----------
-    spent
-        seconds in receiving and in pauses of our own.
-    """
+    """The state of one transfer; ``spent`` is its seconds in receiving and in pauses of our own."""
 
     def __init__(self, retry_policy: RetryPolicy) -> None:
         self._retry_policy = retry_policy
@@ -210,14 +194,10 @@ class _Attempts:
         self._failures, self._protocol_errors = 0, 0
 
     def next_pause(self, error: TransientError, *, received: int = 0, progress: bool = False) -> float:
-        """Seconds to wait before the next attempt; raises RemoteError where there is to be none.
+        """Return the seconds to wait before the next attempt; raise RemoteError where there is to be none.
 
-        Parameters
-        ----------
-        received
-            bytes of the whole transfer.
-        progress
-            whether the attempt that failed brought some of them, which begins the count of failures again.
+        ``received`` counts bytes of the whole transfer; ``progress`` of the attempt that failed begins the count of
+        failures again.
         """
         policy = self._retry_policy
         self._failures = 1 if progress else self._failures + 1

@@ -27,6 +27,7 @@ READ_BYTES = 2**20
 """The limit of one read of a local file."""
 REQUEST_BYTES = 16 * 2**20
 """Bytes of one call of fsspec, which returns a range whole: this limits the memory that a longer range takes."""
+# Names come from listings of others: none may lead out of a folder, here or where "\" separates names.
 _UNSAFE_NAME = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff\\]|(^|/)(\.{0,2}|[^/]{256,})(/|$)")
 """Control characters, lone surrogates, backslashes, and path segments that are empty, ``.``, ``..`` or too long."""
 _CHECK = "Check the address and the credentials; fsspec finds them in its own configuration."
@@ -168,6 +169,7 @@ def revision_of(entries: dict[str, FileEntry]) -> str:
     """Return ``sha256:<hex>`` of names, sizes and digests: the revision of a store that keeps no versions."""
     digest = hashlib.sha256()
     for entry in entries.values():
+        # no name holds \0, so that no two lists of entries give the same bytes
         digest.update(f"{entry.name}\0{entry.size}\0{entry.digest or ''}\0".encode())
     return f"sha256:{digest.hexdigest()}"
 
@@ -206,7 +208,6 @@ class FolderStore:
 
     @property
     def address(self) -> str:
-        """The folder's path."""
         return str(self.root)
 
     @property
@@ -222,7 +223,6 @@ class FolderStore:
         return revision_of(self.entries)
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
-        """Yield bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
         find_entry(self.entries, name, location=self.address)
         try:
             with (self.root / name).open("rb") as file:
@@ -296,6 +296,7 @@ class FilesystemStore:
         """Yield bytes ``start`` to ``stop`` of a file, as ``Store.get``, with a request for every ``REQUEST_BYTES``."""
         find_entry(self.entries, name, location=self.address)
         system, root = self._file_system
+        # one call for all would hold the whole range in memory
         while start < stop and not cancel.called:
             end = min(start + REQUEST_BYTES, stop)
             try:
@@ -329,11 +330,13 @@ class FilesystemStore:
     def _failed(self, what: str, error: Exception) -> RemoteError:
         """Return the error for an exception of a file system: of any class, of s3fs, gcsfs or their dependencies."""
         problem = Problem(self.address, what, "an answer", f"{type(error).__name__}: {error}"[:200], _CHECK)
+        # fsspec passes on the exceptions of each file system's own package
         is_final = isinstance(error, PermissionError | NotImplementedError | ImportError | TypeError)
         return RemoteError(problem) if is_final else TransientError(problem)
 
 
 def _entry_of_detail(path: str, root: str, detail: dict[str, Any]) -> FileEntry:
+    # fsspec reports None where a file system does not know the size
     return FileEntry(path.removeprefix(root).lstrip("/"), int(detail.get("size") or 0))
 
 

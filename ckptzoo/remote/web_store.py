@@ -39,7 +39,6 @@ class StaticStore:
         return cls(url, digest, entries, connections)
 
     def get(self, name: str, start: int, stop: int, cancel: CancelToken) -> Generator[bytes]:
-        """Yield bytes ``start`` to ``stop`` of a file, as ``Store.get``."""
         size, location = find_entry(self.entries, name, location=self.address).size, f"{self.address}/{name}"
         sent = http.range_header(start, stop, size)
         with http.get(

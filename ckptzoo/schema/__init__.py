@@ -1,7 +1,11 @@
-"""The declarations of a zoo: architecture, symmetry table, card, metadata columns, layout. Standard library only."""
+"""The declarations of a zoo, such as architecture, symmetry table and card, and the catalogue of published sets.
+
+They need the standard library only.
+"""
 
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.card import Card, Picture
+from ckptzoo.schema.catalogue import Paper, PublishedSet
 from ckptzoo.schema.folds import Fold, Part, Target
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
 from ckptzoo.schema.split import HashSplit, ListSplit
@@ -17,8 +21,10 @@ __all__ = [
     "HashSplit",
     "Like",
     "ListSplit",
+    "Paper",
     "Part",
     "Picture",
+    "PublishedSet",
     "Segment",
     "Sym",
     "Symmetry",

@@ -20,6 +20,7 @@ ITEMSIZE = {
 
 TENSOR_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_:+\-]*(\.[A-Za-z0-9_:+\-]+)*")
 """Dotted words of letters, digits, ``_ : + -``: what PyTorch's modules make, and nothing that leaves a folder."""
+# documents of zoos are untrusted: these bound what is allocated because of them
 MAX_NAME = 512
 MAX_TENSORS = 100_000
 MAX_CHECKPOINT_BYTES = 2**40
@@ -191,6 +192,7 @@ class Architecture:
             )
             shape = content["input_shape"]
             return cls(content["name"], tensors, content["forward"], None if shape is None else tuple(shape))
+        # whatever of another form the content is
         except (KeyError, TypeError, AttributeError) as error:
             got = f"{type(error).__name__} {error}"
             raise SpecError(Problem(location, "fields", "those of docs/format.md", got, step)) from error
@@ -236,6 +238,29 @@ class Architecture:
         for tensor in self.tensors:
             layers.setdefault(tensor.layer, []).append(tensor.name)
         return {layer: tuple(names) for layer, names in layers.items()}
+
+    def named(self, name: str) -> tuple[str, ...]:
+        """Names of the tensors that a name stands for: a tensor or its alias, a layer, or a module of layers.
+
+        A module that has tensors of its own is a layer, and stands for these alone. Nothing has the name where the
+        result is empty.
+
+        Parameters
+        ----------
+        name
+            of a tensor, a layer or a module.
+
+        Examples
+        --------
+        >>> state_dict = {name: np.zeros(2, np.float32) for name in ("body.0.bias", "body.2.bias", "head.bias")}
+        >>> arch = ckptzoo.Architecture.of(state_dict, name="nested")
+        >>> arch.named("body"), arch.named("body.2"), arch.named("head.bias"), arch.named("bod")
+        (('body.0.bias', 'body.2.bias'), ('body.2.bias',), ('head.bias',), ())
+        """
+        if name in self:
+            return (name,)
+        within = self.layers.get(name) or tuple(other for other in self.names if other.startswith(f"{name}."))
+        return within or tuple(tensor.name for tensor in self.tensors if name in tensor.aliases)
 
     @property
     def parameters(self) -> int:
@@ -297,6 +322,7 @@ def _first(items: Sequence[str], limit: int = 3) -> str:
 def _storage(value: Any) -> Any:
     """The memory of an array, by which tied tensors are found; None where it is unknown or empty."""
     if hasattr(value, "data_ptr"):
+        # a view of another shape is no alias: it could not take the place of the tensor
         return (value.data_ptr(), tuple(value.shape), tuple(value.stride())) if value.numel() else None
     interface = getattr(value, "__array_interface__", None)
     return (interface["data"][0], tuple(value.shape), value.strides) if interface and value.size else None
@@ -308,6 +334,7 @@ def name_problem(name: object) -> str | None:
         return "an empty name"
     if len(name) > MAX_NAME:
         return f"{len(name)} characters"
+    # safetensors has this key in its header for texts
     return None if TENSOR_NAME.fullmatch(name) and name != "__metadata__" else repr(name)
 
 

@@ -1,7 +1,6 @@
 """The card: facts about a zoo that a person wrote, kept as ``card.toml``, and the pictures that it names."""
 
 import re
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, cast
 
 from ckptzoo.errors import Problem, SpecError, suggestion
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import parse_toml
 from ckptzoo.text import shortened
 
 CARD_TOML = "card.toml"
@@ -21,6 +21,7 @@ MAX_CARD_BYTES = 2**20
 MAX_TAGS, MAX_TAG = 40, 100
 MAX_PICTURES, MAX_CAPTION = 16, 300
 
+# names have 96 characters at most, as on the Hugging Face hub
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _PICTURE_FILE = re.compile(r"(?=.{5,100}\Z)[A-Za-z0-9][A-Za-z0-9._-]*\.png")
 _LISTS = {"authors", "tags"}
@@ -66,6 +67,7 @@ def picture_problems(value: Any) -> Iterator[tuple[str, str, Any]]:
         file, caption = cast(tuple[Any, Any], (item.file, item.caption))
         if not isinstance(file, str) or not _PICTURE_FILE.fullmatch(file):
             yield f"file of picture {number}", "a plain name of letters, digits, '-', '_' and '.', as a.png", file
+        # the file systems of macOS and Windows do not tell capitals apart
         elif file.lower() in names:
             yield f"file of picture {number}", "each file once, in capitals or not", file
         else:
@@ -81,7 +83,7 @@ def picture_problems(value: Any) -> Iterator[tuple[str, str, Any]]:
 
 @dataclass(frozen=True)
 class Card:
-    """What a person says about a zoo; everything else is read off the zoo itself.
+    """The facts that a person states about a zoo; everything else is read off the zoo itself.
 
     Parameters
     ----------
@@ -160,6 +162,7 @@ class Card:
         """
         try:
             with Path(path).open("rb") as file:
+                # one more than allowed, so that a larger file is noticed and not read
                 return cls.from_bytes(file.read(MAX_CARD_BYTES + 1), location=str(path))
         except OSError as error:
             raise SpecError(Problem(str(path), "file", "a card in TOML", str(error), "Correct the card.")) from error
@@ -175,12 +178,9 @@ class Card:
         location
             what messages call it.
         """
-        if len(data) > MAX_CARD_BYTES:
-            raise SpecError(Problem(location, "size", f"at most {MAX_CARD_BYTES:,} bytes", "more", "Shorten the card."))
-        try:
-            content: dict[str, Any] = tomllib.loads(data.decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise SpecError(Problem(location, "file", "a card in TOML", str(error), "Correct the card.")) from error
+        content = parse_toml(
+            data, location=location, expected="a card in TOML", step="Correct the card.", max_bytes=MAX_CARD_BYTES
+        )
         known = [spec.name for spec in fields(cls)]
         unknown = [key for key in content if key not in known]
         if unknown or "name" not in content:
@@ -217,12 +217,14 @@ def _line(text: str) -> str:
 def _paragraphs(text: str) -> str:
     """A basic string of TOML that keeps its line breaks."""
     lines = ["".join(map(_escaped, line)) for line in text.split("\n")]
+    # TOML leaves out the first line break
     return '"""\n' + "\n".join(lines) + '"""'
 
 
 def _escaped(character: str) -> str:
     if character in _SHORT:
         return _SHORT[character]
+    # TOML has no control characters in strings, and DEL is one
     return f"\\u{ord(character):04x}" if ord(character) < 0x20 or ord(character) == 0x7F else character
 
 
@@ -236,6 +238,7 @@ def _expected(name: str, value: Any) -> str | None:
     texts = [item for item in items if isinstance(item, str)]
     if len(texts) < len(items):
         return expected
+    # halves of surrogate pairs, which UTF-8 does not encode
     if sum(map(len, texts)) > MAX_TEXT or any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
         return f"at most {MAX_TEXT:,} characters of Unicode"
     if name == "name" and not texts[0].strip():

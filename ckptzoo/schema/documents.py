@@ -1,4 +1,4 @@
-"""Sealed JSON documents, the reader of untrusted ones, and the content of ``zoo.json``.
+"""Sealed JSON documents, readers of untrusted ones in JSON and TOML, results as JSON, and the content of ``zoo.json``.
 
 A document is a JSON object in canonical form (sorted keys, no spaces, UTF-8, a final newline) whose ``digest``
 is the sha256 of the canonical form of everything else in it. So every flipped byte is noticed.
@@ -7,10 +7,14 @@ is the sha256 of the canonical form of everything else in it. So every flipped b
 import hashlib
 import json
 import math
-from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from datetime import datetime
+from pathlib import PurePath
+from typing import Any, ClassVar, NoReturn, cast
 
-from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.schema.layout import FORMAT, VERSION
 
 MAX_BYTES = 64 * 2**20
@@ -46,6 +50,48 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def json_value(value: Any) -> Any:
+    """The value as JSON has it: dataclasses by their fields, arrays and tuples as lists, paths and times as text."""
+    if hasattr(value, "to_json"):
+        return value.to_json()
+    if is_dataclass(value):
+        return {item.name: json_value(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(name): json_value(item) for name, item in cast(Mapping[Any, Any], value).items()}
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if hasattr(value, "tolist"):  # numpy, which this package does not import
+        return value.tolist()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [json_value(item) for item in cast(Sequence[Any], value)]
+    return value
+
+
+class JsonFields:
+    """A dataclass whose fields are its JSON.
+
+    In ``class Density(JsonFields, without=("points",), derived=("peak",), named={"peak": "highest"})`` the field
+    ``points`` is left out, and the property ``peak`` is added as ``highest``.
+    """
+
+    _without: ClassVar[Sequence[str]] = ()
+    _derived: ClassVar[Sequence[str]] = ()
+    _named: ClassVar[Mapping[str, str]] = {}
+
+    def __init_subclass__(
+        cls, *, without: Sequence[str] = (), derived: Sequence[str] = (), named: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init_subclass__()
+        cls._without, cls._derived, cls._named = without, derived, named or {}
+
+    def to_json(self) -> Document:
+        """Every figure by name, as values that JSON knows."""
+        stored = [item.name for item in fields(cast(Any, self)) if item.name not in self._without]
+        return {self._named.get(name, name): json_value(getattr(self, name)) for name in (*stored, *self._derived)}
+
+
 def digest_of(value: object) -> str:
     """``"sha256:"`` and the hexadecimal sha256 of the canonical form."""
     return "sha256:" + hashlib.sha256(canonical(value)).hexdigest()
@@ -57,16 +103,15 @@ def seal(content: Document) -> bytes:
 
 
 def unseal(data: bytes, *, location: str) -> tuple[Document, str]:
-    """Parse a document and check its form and digest.
-
-    Returns the content without its digest, and the digest. Raises ``IntegrityError`` if it is not JSON, has duplicate
-    keys, is not in canonical form, or its digest disagrees.
+    """Parse a document and check its form and digest. Returns the content without its digest, and the digest. Raises
+    ``IntegrityError`` if it is not JSON, has duplicate keys, is not in canonical form, or its digest disagrees.
     """
     value = parse(data, location=location)
     digest = value.pop("digest", None)
     expected = digest_of(value)
     if digest != expected:
         raise _damaged(location, "digest of the content", expected, str(digest))
+    # one content has one encoding, so that files can be compared by their bytes
     if data != canonical({**value, "digest": digest}) + b"\n":
         raise _damaged(location, "encoding", "canonical JSON", "the same content in other bytes")
     return value, expected
@@ -99,16 +144,28 @@ def parse(data: bytes, *, location: str, max_bytes: int = MAX_BYTES) -> Document
     return cast(Document, value)
 
 
+def parse_toml(data: bytes, *, location: str, expected: str, step: str, max_bytes: int) -> Document:
+    """Parse a document in TOML that a person wrote; raise ``SpecError`` where it is none, or too large.
+
+    ``expected`` says in the message what it should be, and ``step`` what to do.
+    """
+    if len(data) > max_bytes:
+        raise SpecError(Problem(location, "size", f"at most {max_bytes:,} bytes", "more", step))
+    try:
+        return tomllib.loads(data.decode())
+    # bytes that are no UTF-8 and numbers of more than 4,300 digits are a ValueError; nested lists meet Python's limit
+    except (ValueError, RecursionError) as error:
+        raise SpecError(Problem(location, "file", expected, str(error), step)) from error
+
+
 def _damaged(location: str, what: str, expected: str, got: str) -> IntegrityError:
     return IntegrityError(Problem(location, what, expected, got, REFETCH))
 
 
 @dataclass(frozen=True)
 class Identity:
-    """The content of zoo.json.
-
-    ``architecture`` and ``symmetry`` are the digests of those documents; ``symmetry`` is None where the table
-    was not known when the zoo was made.
+    """The content of zoo.json. ``architecture`` and ``symmetry`` are the digests of those documents; ``symmetry`` is
+    None where the table was not known when the zoo was made.
     """
 
     name: str
@@ -139,6 +196,7 @@ class Identity:
             not isinstance(name, str)
             or not isinstance(architecture, str)
             or not (symmetry is None or isinstance(symmetry, str))
+            # further fields would be those of a later version
             or len(content) != 5
         ):
             expected, got = "format, version, name, architecture, symmetry", ", ".join(sorted(content))

@@ -32,6 +32,7 @@ def head(script: str, style: str) -> str:
 
 def is_released(page: bytes) -> bool:
     """Whether in a page only a released script and style sheet run, as far as a browser obeys the page's policy."""
+    # the policy counts only where ``head`` puts it, before anything that a browser could run
     found = re.match(rb"[^\0]{0,300}script-src '(sha256-[\w+/=]+)'; style-src '(sha256-[\w+/=]+)'", page, re.DOTALL)
     if found is None:
         return False

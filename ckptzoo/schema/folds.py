@@ -148,6 +148,7 @@ def dimensions(folds: Sequence[Fold]) -> tuple[int, ...]:
 def _summed(fold: Fold) -> set[int]:
     """The axes of the part over which its sums become 0 (or another number that is fixed)."""
     centre = fold.kind == "centre"
+    # a centre sums along its axis, line by line; the others over all axes but theirs
     return {axis for axis, size in enumerate(fold.part.shape) if size > 1 and (axis == fold.part.axis) == centre}
 
 
@@ -158,6 +159,7 @@ def _common(fold: Fold, other: Fold) -> int:
     for axis, (mine, its) in enumerate(zip(fold.part.slices, other.part.slices, strict=True)):
         inside, around = its.start <= mine.start and mine.stop <= its.stop, mine.start <= its.start
         around = around and its.stop <= mine.stop
+        # two boxes along one summed axis are apart, as ``_apart`` requires
         if axis in own and axis in others:
             return 0
         if axis in own or axis in others:
@@ -170,6 +172,7 @@ def _common(fold: Fold, other: Fold) -> int:
 def fold_problems(folds: tuple[Fold, ...]) -> Iterator[Problem]:
     """Everything wrong with folds, whatever the architecture."""
     most = max(len(folds), sum(len(fold.targets) for fold in folds))
+    # before anything that takes time for each
     if most > MAX_FOLDS:
         yield _problem("folds", f"at most {MAX_FOLDS}, and as many targets", most)
         return
@@ -262,6 +265,7 @@ def _apart(folds: tuple[Fold, ...]) -> Iterator[Problem]:
             yield _problem(f"folds of {name!r}", "parts of as many axes", "others")
             continue
         for first, second in itertools.combinations(several, 2):
+            # sums along different axes may be fixed at the same entries
             if (first.kind == "centre", first.part.axis) != (second.kind == "centre", second.part.axis):
                 continue
             boxes = zip(first.part.slices, second.part.slices, strict=True)
@@ -313,10 +317,7 @@ def _target_to_json(target: Target) -> Document:
 
 
 def fold_from_json(item: Document) -> Fold:
-    """A fold of ``symmetry.json``.
-
-    Raises ``KeyError``, ``TypeError`` or ``AttributeError`` if the fields are not those of a fold.
-    """
+    """A fold of ``symmetry.json``; raises ``KeyError``, ``TypeError`` or ``AttributeError`` for other fields."""
     _only(item, {"kind", "part"}, {"targets", "gain", "shift"})
     named = {name: _part(item[name]) for name in ("gain", "shift") if name in item}
     targets = tuple(_target(target) for target in item.get("targets", ()))

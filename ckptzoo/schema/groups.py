@@ -113,6 +113,7 @@ class Group:
             return None
         if self.scale == "complex":
             return (self.n, 2)
+        # without blocks one matrix mixes all channels
         g, k = (self.perm.g, self.perm.k) if isinstance(self.perm, Wreath) else (1, self.n)
         return (g, k, k)
 
@@ -169,7 +170,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class AxisAction:
-    """What a group element does to one axis of one tensor; positions in no segment stay as they are.
+    """The action of a group element on one axis of one tensor; positions in no segment stay as they are.
 
     Parameters
     ----------
@@ -250,14 +251,14 @@ class AxisAction:
         if not own:
             return (self,)
         others = tuple(item for item in self.segments if item.exponent is None)
+        # where a scale and the inverse of one act on the same axis
         inverse = replace(self, segments=own, exponent=-self.exponent)
         return (replace(self, segments=others), inverse) if others else (inverse,)
 
 
 def with_scaled_gates(actions: Iterable[AxisAction], groups: Iterable[Group]) -> tuple[AxisAction, ...]:
-    """The actions with gates of scaled groups alone, as where some groups of a table lose their scales.
-
-    ``actions`` are the table's; ``groups`` are all of its groups before the change.
+    """The actions with gates of scaled groups alone, as where some groups of a table lose their scales. ``actions`` are
+    the table's; ``groups`` are all of its groups before the change.
     """
     scaled = {group.id for group in groups if group.scaled}
     return tuple(

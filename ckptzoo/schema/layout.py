@@ -62,6 +62,7 @@ SET_NAME = re.compile(r"(?=.{3,51}\Z)([a-z0-9]+(?:-[a-z0-9]+)*)/([a-z0-9]+(?:-[a
 
 def is_folder_name(text: str) -> bool:
     """Whether it is the name of one folder, so that it does not lead out of the collection that it is in."""
+    # a backslash leads out of a folder on Windows
     return text not in ("", ".", "..") and "/" not in text and "\\" not in text and text.isprintable()
 
 
@@ -93,6 +94,7 @@ def next_sequence(names: Iterable[str], *, location: str) -> int:
 
     Raises ``ZooError`` if there is a part with the last number.
     """
+    # six digits each, so that names are in the order of numbers
     last = max((name for name in names if PART_NAME.fullmatch(name)), default="000000")
     if (sequence := int(last[:6]) + 1) > MAX_SEQUENCE:
         step = f"Give {last} the number behind the part before it; its digest does not cover its number."

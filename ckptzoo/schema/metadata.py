@@ -138,6 +138,7 @@ def columns_of(kind: str, *, matrices: bool) -> tuple[Column, ...]:
     ``kind`` is one of ``KINDS``; ``matrices`` says whether the zoo's table has matrices. Without them the last columns
     of a variant are left out, so that readers of any version accept the parts.
     """
+    # readers of the first release refuse columns that they do not know
     left_out = _OF_MATRICES if kind == "variant" and not matrices else ()
     return tuple(column for column in KINDS[kind] if column.name not in left_out)
 
@@ -147,9 +148,8 @@ LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3, "measured": 
 
 
 def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Iterator[Problem]:
-    """Yield values that have their column's type and are still invalid.
-
-    Odd ids, accuracies outside 0 to 1, negative numbers of draws, draws of no method, ``extra`` that is no JSON object.
+    """Yield values that have their column's type and are still invalid. Odd ids, accuracies outside 0 to 1, negative
+    numbers of draws, draws of no method, ``extra`` that is no JSON object.
     """
     ids: list[str] = [row["id"] for row in rows]
     odd = [name for name in ids if not name.isprintable() or " " in name or not 1 <= len(name) <= MAX_ID]
@@ -159,6 +159,7 @@ def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Itera
     for column in COLUMNS:
         if column.name.endswith("_accuracy"):
             values = [row.get(column.name) for row in rows]
+            # NaN is the accuracy of a network that diverged
             wrong = [value for value in values if value is not None and not (0 <= value <= 1 or value != value)]
             if wrong:
                 got = f"{len(wrong)} others, such as {wrong[0]}"
@@ -175,6 +176,7 @@ def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Itera
 
 def extra_problems(texts: Sequence[object], *, location: str) -> Iterator[Problem]:
     """Values of the column ``extra`` that ``parse_extra`` does not take; null is none of them."""
+    # each text once: the rows of a unit share one
     odd = [text for text in dict.fromkeys(texts) if text is not None and parse_extra(text) is None]
     if odd:
         expected = f"JSON objects of finite numbers and texts, nested at most {MAX_NESTING} deep"
@@ -197,6 +199,7 @@ def parse_extra(text: object) -> dict[str, Any] | None:
     if not isinstance(text, str) or len(text) > MAX_EXTRA:
         return None
     try:
+        # Python reads NaN and Infinity, which JSON does not have (RFC 8259, section 6)
         content = json.loads(text, parse_constant=_refuse_constant)
         if not text.isascii() or "\\u" in text:
             # an escape may be one half of a surrogate pair
@@ -219,6 +222,7 @@ def _is_bounded(value: Any, depth: int) -> bool:
         return depth > 0 and all(_is_bounded(item, depth - 1) for item in cast(list[Any], value))
     if isinstance(value, float):
         return math.isfinite(value)
+    # what signed or unsigned integers of 64 bits hold
     return not isinstance(value, int) or -(2**63) <= value < 2**64
 
 

@@ -70,6 +70,7 @@ def front_matter(
     lines = [*_head(card, [arch.name], datasets, licenses, facts), "configs:"]
     for name, files, _ in tables:
         lines += [f"- config_name: {quoted(name)}", f"  data_files: {quoted(files)}"]
+        # what ``load_dataset`` takes where no configuration is named
         lines += ["  default: true"] if name == METADATA else []
     lines.append("dataset_info:")
     for name, _, columns in tables:
@@ -111,6 +112,7 @@ def _head(
     facts: Mapping[str, int | None],
 ) -> list[str]:
     """The lines of licences, title, tags and numbers."""
+    # rows may name any number of data sets, and the head of a page is short
     named = [name for name in dict.fromkeys((card.dataset, *datasets)) if _taggable(name)][:MAX_DATASETS]
     kinds = [f"arch:{name}"[:MAX_TAG] for name in list(dict.fromkeys(architectures))[:MAX_ARCHITECTURES]]
     tags = ("ckptzoo", *kinds, *(f"dataset:{name}" for name in named), *card.tags)
@@ -143,6 +145,7 @@ def quoted(text: str) -> str:
 
 def plain(text: str) -> str:
     """Text in Markdown, on one line, in which nothing is a mark."""
+    # some sites take $ for the beginning of a formula, and & begins an entity of HTML
     return re.sub(r"([\\`*_\[\]<>#|&~!$])", r"\\\1", " ".join("".join(map(_shown, text)).split()))
 
 

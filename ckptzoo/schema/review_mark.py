@@ -8,9 +8,8 @@ _MARK = re.compile(r'<!-- ckptzoo review (\{"head":"[0-9a-f]{40}","main":"[0-9a-
 
 
 class ReviewMark(NamedTuple):
-    """The commits and the outcome of a review.
-
-    ``head`` is the pull request's last commit, ``main`` the zoo's; ``passed`` says whether no check failed.
+    """The commits and the outcome of a review. ``head`` is the pull request's last commit, ``main`` the zoo's;
+    ``passed`` says whether no check failed.
     """
 
     head: str
@@ -27,9 +26,7 @@ class ReviewMark(NamedTuple):
 
 
 def read_mark(comment: str) -> ReviewMark | None:
-    """The mark of a comment; None where its last line is none.
-
-    Whoever may comment can write one: readers have to look at who did.
-    """
+    """The mark of a comment, which anybody can write: who did has to be looked at; None where its last line is none."""
+    # the last line alone: the checks above quote what a stranger wrote
     match = _MARK.fullmatch(comment.strip().rpartition("\n")[2].strip())
     return None if match is None else ReviewMark(**json.loads(match[1]))

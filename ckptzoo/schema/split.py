@@ -83,12 +83,15 @@ class HashSplit:
         member
             as in the column ``mode``, else ``member``, else ``id``.
         """
+        # a hash and no random generator: the part of a member needs no other member
+        # the newline ends the seed: no other seed and member give the same text
         digest = hashlib.sha256(f"{self.seed}\n{member}".encode()).digest()
         return self.parts[bisect_right(self._thresholds, int.from_bytes(digest[:8], "big"))]
 
     @cached_property
     def _thresholds(self) -> list[int]:
         """Where parts end among the integers of 64 bits, but for the last part."""
+        # fsum rounds once, so that thresholds are the same on every machine
         sums = (math.fsum(itertools.islice(self.fractions.values(), count)) for count in range(1, len(self.fractions)))
         return [round(fraction * 2**64) for fraction in sums]
 
@@ -147,6 +150,7 @@ class ListSplit:
 
     def to_json(self) -> Document:
         """The content of the document."""
+        # sorted: the same lists give the same bytes
         parts = [{"name": name, "items": sorted(items)} for name, items in self.lists.items()]
         return {**_head(self.name, self.zoo, self.by), "parts": parts, "shared_members": self.shared_members}
 
@@ -173,10 +177,7 @@ def encode(split: Split) -> bytes:
 
 
 def decode(data: bytes, *, location: str) -> Split:
-    """Read the document of a split, which may be anyone's.
-
-    Raises ``IntegrityError`` if it is damaged, or not a split.
-    """
+    """Read the document of a split, which may be anyone's; raises ``IntegrityError`` if it is damaged, or no split."""
     content, _ = unseal(data, location=location)
 
     def wrong(what: str, expected: str, got: object, step: str = REFETCH) -> NoReturn:

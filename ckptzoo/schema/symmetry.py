@@ -48,6 +48,7 @@ class Symmetry:
     _by_tensor: dict[str, tuple[AxisAction, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # a table may have thousands of problems: as many as are shown, and one more
         if found := tuple(
             islice(chain(problems(self.groups, self.actions), fold_problems(self.folds)), MAX_PROBLEMS + 1)
         ):
@@ -220,6 +221,7 @@ def _fields(perm: type[Perm]) -> tuple[Field[Any], ...]:
 def _group(item: Document) -> Group:
     _only(item, "id", "n", "perm", "scale")
     perm: Document = item["perm"]
+    # kinds that other modules derive from ``Perm`` are read, too
     make = {kind.kind(): kind for kind in Perm.__subclasses__()}[perm["kind"]]
     _only(perm, "kind", *(own.name for own in _fields(make) if own.default is MISSING or own.name in perm))
     return Group(item["id"], item["n"], make(**{name: perm[name] for name in perm if name != "kind"}), item["scale"])

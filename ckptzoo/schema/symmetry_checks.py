@@ -25,9 +25,8 @@ def _natural(value: Any, least: int = 1) -> bool:
 
 
 def problems(groups: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iterator[Problem]:
-    """Everything wrong with a table, whatever the architecture.
-
-    Problems of single groups and actions come first; how they fit together is looked at when those are right.
+    """Everything wrong with a table, whatever the architecture. Problems of single groups and actions come first; how
+    they fit together is looked at when those are right.
     """
     for what, items in (("groups", groups), ("actions", actions)):
         if len(items) > MAX_ITEMS:
@@ -61,6 +60,7 @@ def _of_group(group: Group) -> Iterator[Problem]:
             yield _problem(f"{what}: inner", " or ".join(INNERS), repr(group.perm.inner))
     if group.scale in MATRICES and isinstance(group.perm, Like):
         yield _problem(f"{what}: scale", "scales, as the group is like another", repr(group.scale))
+    # the pairs of a block are rotated by different angles, and cannot change places
     if group.scale == "complex" and isinstance(group.perm, Wreath) and group.perm.inner == "free":
         yield _problem(f"{what}: inner", "fixed, for complex numbers in blocks", "free")
     if group.scale in ("linear", "orthogonal", "orthogonal_mean") and isinstance(group.perm, Fixed):
@@ -79,16 +79,19 @@ def _of_action(action: AxisAction) -> Iterator[Problem]:
         yield _problem(f"{what}: in_mass", "true or false", repr(action.in_mass))
     if action.role not in ROLES:
         yield _problem(f"{what}: role", "one of " + ", ".join(ROLES), repr(action.role))
+    # the weight of a grouped convolution has the channels of all groups on axis 0
     if not _natural(action.blocks) or (action.blocks > 1 and action.axis == 0):
         yield _problem(f"{what}: blocks", "1, or more on an axis other than 0", repr(action.blocks))
     if type(action.eps) not in (int, float) or not 0 <= action.eps < math.inf:
         yield _problem(f"{what}: eps", "a finite number, 0 or more", repr(action.eps))
+    # eps is added to variances alone
     elif action.eps and action.exponent != 2:
         yield _problem(f"{what}: eps", "0 where the exponent is not 2", repr(action.eps))
     if not 1 <= len(action.segments) <= MAX_ITEMS:
         yield _problem(f"{what}: segments", f"1 to {MAX_ITEMS}", len(action.segments))
     if len(action.signs) > MAX_ITEMS:
         yield _problem(f"{what}: signs", f"at most {MAX_ITEMS}", len(action.signs))
+    # behind a normalisation a gain can take the sign of what is normalised
     if action.signs and (action.role, action.exponent, action.blocks) != ("gain", 1, 1):
         yield _problem(f"{what}: signs", "none, but for a gain of exponent 1", f"some for a {action.role}")
     if type(action.absolute) is not bool or (action.absolute and (action.exponent not in (1, -1) or action.signs)):
@@ -133,6 +136,7 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
         if isinstance(group.perm, Like):
             leader = groups.get(group.perm.group)
             what = f"group {group.id!r}: like {group.perm.group!r}"
+            # leaders come first, so that one pass over the groups knows every permutation
             if leader is None or isinstance(leader.perm, Like):
                 yield _problem(what, "a group before it that is not like another", "none" if leader is None else "one")
                 return
@@ -173,6 +177,7 @@ def _together(table: tuple[Group, ...], actions: tuple[AxisAction, ...]) -> Iter
             yield from _gates(f"{what}: gates", action, groups)
     for name in groups.keys() - used:
         yield _problem(f"group {name!r}", "at least one axis action", "none")
+    # groups that are not known were named above
     if used <= groups.keys():
         for action in actions:
             if action.blocks > 1:
@@ -218,6 +223,7 @@ def _layout(what: str, segments: tuple[Segment, ...], groups: dict[str, Group]) 
             yield _problem(what, f"inner {inner} for every channel of {segment.group!r}", segment.inner)
         if start and within != segment.within:
             yield _problem(what, f"within {within!r} for every channel of {segment.group!r}", repr(segment.within))
+        # modulo n: a tensor concatenated with itself lists the channels again
         ends[key] = ((start + segment.count) % n, segment.inner, segment.within)
     for (name, _), (start, *_) in ends.items():
         if start:
@@ -333,6 +339,7 @@ def _blocks(action: AxisAction, rows: AxisAction | None, groups: dict[str, Group
     """Check that the rows and the columns of a blocked tensor move their blocks together."""
     what = f"axis {action.axis} of {action.tensor!r}: {action.blocks} blocks"
     total = sum(segment.inner * segment.count for segment in action.segments)
+    # blocks are equal runs of positions: a hole would shift all behind it
     if total % action.blocks or total != max(_end(segment) for segment in action.segments):
         yield _problem(what, "segments that fill equal blocks without a hole", f"{total} positions")
         return
@@ -380,6 +387,7 @@ def problems_with(actions: tuple[AxisAction, ...], arch: Architecture) -> Iterat
             continue
         size = tensor.shape[action.axis] * action.blocks
         end = max(_end(segment) for segment in (*action.segments, *action.signs, *action.gates))
+        # the axis has the channels of one block, the segments those of all
         if end > size or (action.blocks > 1 and end != size):
             yield _problem(what, f"segments within {size} positions", f"an end at {end}")
         if tensor.shape[0] % action.blocks:

@@ -46,7 +46,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Target:
+class AccessTarget:
     """The object of a request: a repository, or a namespace in which one is to be made.
 
     ``name`` is ``lab/zoo``, or ``lab`` for the namespace, whose ``number`` is None. Only accounts with a role may know
@@ -59,12 +59,13 @@ class Target:
     closed: bool = True
 
 
-def role_in(subject: Subject | None, target: Target) -> str | None:
+def role_in(subject: Subject | None, target: AccessTarget) -> str | None:
     """Return the highest role of a subject (None without an account) in a repository or a namespace; None if the
     subject may not know of it.
 
-    >>> zoo, ada = Target("lab/zoo", 1, private=False, closed=False), Subject("ada", {"ada": "admin"})
-    >>> role_in(None, zoo), role_in(ada, zoo), role_in(ada, Target("lab/other", 2)), role_in(ada, Target("ada"))
+    >>> zoo, ada = AccessTarget("lab/zoo", 1, private=False, closed=False), Subject("ada", {"ada": "admin"})
+    >>> hidden, own = AccessTarget("lab/other", 2), AccessTarget("ada")
+    >>> role_in(None, zoo), role_in(ada, zoo), role_in(ada, hidden), role_in(ada, own)
     ('read', 'contribute', None, 'admin')
     """
     public = [] if target.private else [READ]
@@ -81,7 +82,7 @@ def role_in(subject: Subject | None, target: Target) -> str | None:
     return min(highest, subject.token.role, key=ROLES.index)
 
 
-def may(subject: Subject | None, action: str, target: Target) -> bool:
+def may(subject: Subject | None, action: str, target: AccessTarget) -> bool:
     """Return whether a subject (None without an account) has the role ``action``, one of ``ROLES``."""
     role = role_in(subject, target)
     return role is not None and ROLES.index(role) >= ROLES.index(action)

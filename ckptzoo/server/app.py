@@ -212,7 +212,7 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        # what a request holds is given back however it ends
         request = Request(scope, receive)
         with self._memory.of(_address(request)) as memory:
             await self._respond(request, memory, send)
@@ -242,6 +242,7 @@ class Application:
             if not full:
                 _log.exception("%s %s", request.method, request.scope["path"])
             message = "The server's disk is full." if full else "The server could not read or write its disk."
+            # 507: RFC 4918, 11.5
             response = _refused(request, Refusal(507 if full else 500, message))
         # a mistake of a handler: the log gets the traceback, and the client an answer as for every other error
         except Exception:
@@ -373,6 +374,7 @@ class Application:
         scheme, _, text = request.headers.get("authorization", "").partition(" ")
         if not scheme or route.signed:
             return None
+        # names of schemes do not depend on case (RFC 9110, 11.1)
         known = identify(connection, text.strip()) if scheme.lower() == "bearer" else None
         if known is None:
             # the hub's words: any other 401 at a repository's address is RepositoryNotFoundError in huggingface_hub

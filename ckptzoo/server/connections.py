@@ -19,6 +19,7 @@ from uvicorn.server import ServerState
 
 from ckptzoo.server.limits import ServerLimits
 
+# Written out, because it is sent before a request is parsed; Content-Length is that of the line of JSON.
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
     b"Content-Type: application/json\r\nContent-Length: 34\r\n\r\n"
@@ -26,6 +27,7 @@ _BUSY = (
 )
 _IPV6_PREFIX = 64
 """One customer of a provider usually has all addresses with the same 64 bits (RFC 6177)."""
+# The default of h11, which uvicorn takes too.
 _MAX_HEAD = 2**14
 """Bytes of the head of a request."""
 _BURST_PIECES, _BURST_BYTES = 200, 1024
@@ -37,7 +39,7 @@ _PIECES, _PIECE_BYTES = 10_000, 256
 """The same for all pieces of a body, so that small bursts do not continue without limit."""
 
 
-class Connections:
+class ConnectionFactory:
     """Makes the connections of one server, as the protocol class that uvicorn expects, and counts them.
 
     ``limits`` bound how long requests may take to arrive, and how many connections an address may hold. All addresses
@@ -58,15 +60,15 @@ class Connections:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> asyncio.Protocol:
-        """Make a connection."""
         return _BoundedConnection(self, config, server_state, app_state, _loop)
 
 
 class _BoundedConnection(H11Protocol):
     """A connection that is closed when a request arrives too slowly, or at once where there are too many."""
 
-    def __init__(self, connections: Connections, *arguments: Any) -> None:
+    def __init__(self, connections: ConnectionFactory, *arguments: Any) -> None:
         super().__init__(*arguments)
+        # uvicorn makes an h11.Connection, and has no option for another class
         self.conn = self._parser = _Parser()
         self._all, self._limits = connections, connections.limits
         self._address = ""
@@ -82,6 +84,7 @@ class _BoundedConnection(H11Protocol):
         self._all.count[self._address] += 1
         limit = self._all.total if self._address in self._all.proxies else self._limits.connections
         if self._all.count[self._address] > limit or self._all.count.total() > self._all.total:
+            # at once, without waiting for the request that it answers
             transport.write(_BUSY)
             transport.close()
         else:
@@ -93,6 +96,7 @@ class _BoundedConnection(H11Protocol):
         self._stop_waiting()
         if self._reading is not None:
             self._reading.cancel()
+        # None before the first request
         if self.scope:
             state = self.scope.setdefault("state", {})
             state["gone"] = True

@@ -45,6 +45,7 @@ def examine(root: Path) -> list[Check]:
         return [Check("folder", PROBLEM, f"{root}: expected {DATABASE}, got none.", step)]
     checks = [*_disk(root), _permissions(root), _open_files()]
     try:
+        # mode=ro: connecting would make a database where there is none
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             connection.row_factory = sqlite3.Row
             version = connection.execute("PRAGMA user_version").fetchone()[0]
@@ -82,6 +83,7 @@ def _permissions(root: Path) -> Check:
         step = "chmod -R go= the folder: the database has the digests of tokens and the signing key."
         return Check("permissions", PROBLEM, ", ".join(shown), step)
     foreign = [path.name for path in secret if path.stat().st_uid != os.geteuid()]
+    # the superuser reads the files of all
     if foreign and os.geteuid() != 0:
         return Check("permissions", PROBLEM, f"{', '.join(foreign)}: of another user", "Run it as the server's user.")
     return Check("permissions", OK, "closed to other users")
@@ -98,6 +100,7 @@ def _open_files() -> Check:
 
 def _soundness(connection: sqlite3.Connection) -> Check:
     step = "Restore a backup: ckptzoo serve restore BACKUP --root NEW --verify."
+    # quick_check, unlike integrity_check, compares no indices with their tables, and takes less time
     (first, *_) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if first != "ok":
         return Check("database", PROBLEM, str(first)[:200], step)
@@ -174,6 +177,7 @@ def _server(root: Path, address: str | None) -> Check:
         os.close(descriptor)
     began = time.monotonic()
     try:
+        # everybody may read the style sheet, on a private server too
         with urllib.request.urlopen(f"{address}/-/style.css", timeout=_SECONDS) as answer:
             answer.read()
     except (OSError, ValueError, urllib.error.HTTPError) as error:

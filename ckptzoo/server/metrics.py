@@ -44,5 +44,4 @@ class _Gauges(Collector):
         self._gauges = gauges
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Return the present values."""
         return [GaugeMetricFamily(name, text, value()) for name, (text, value) in self._gauges.items()]

@@ -29,7 +29,7 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
-class Identity:
+class SignedInUser:
     """A user whom a provider has signed in.
 
     ``subject`` is the provider's name for the user, which never changes; ``name`` is the name that the user prefers,
@@ -43,7 +43,7 @@ class Identity:
 
 
 @dataclass(frozen=True)
-class _Attempt:
+class _SignInAttempt:
     verifier: str
     nonce: str
     browser: str
@@ -73,7 +73,7 @@ class Provider:
         self.issuer, self.create, self.claim = issuer.rstrip("/"), create, claim
         self.name = name or urlsplit(issuer).hostname or issuer
         self._client = (client_id, client_secret)
-        self._attempts: OrderedDict[str, _Attempt] = OrderedDict()
+        self._attempts: OrderedDict[str, _SignInAttempt] = OrderedDict()
         self._lock = Lock()
         self._metadata: dict[str, Any] | None = None
 
@@ -83,8 +83,9 @@ class Provider:
         The provider sends the user back to ``redirect``, an address of this server. ``browser`` is a secret of the
         user's browser that ``finish`` checks; ``following`` is the page that is shown next.
         """
+        # 32 bytes are 43 characters, the least for a verifier (RFC 7636, section 4.1)
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
-        attempt = _Attempt(verifier, nonce, browser, following, time.monotonic() + _SECONDS)
+        attempt = _SignInAttempt(verifier, nonce, browser, following, time.monotonic() + _SECONDS)
         with self._lock:
             self._attempts[state] = attempt
             while len(self._attempts) > _ATTEMPTS:
@@ -94,15 +95,17 @@ class Provider:
             url, _ = session.create_authorization_url(address, state=state, nonce=nonce, code_verifier=verifier)
         return url
 
-    def finish(self, redirect: str, browser: str, query: Mapping[str, str]) -> Identity:
+    def finish(self, redirect: str, browser: str, query: Mapping[str, str]) -> SignedInUser:
         """Return the user whom the provider has signed in, from the query with which it sent the user back.
 
         Raises Refusal with status 400: the state is not of this browser, was used already or is too old, or the
         provider says no; with 502 where the provider gives no sound answer.
         """
         with self._lock:
+            # taken out: a state that was seen by others is of no use a second time
             attempt = self._attempts.pop(query.get("state", ""), None)
         # as bytes, because text has to be ASCII
+        # an answer that belongs to another browser would sign its user in to somebody else's account
         is_own = attempt is not None and secrets.compare_digest(attempt.browser.encode(), browser.encode())
         if attempt is None or not is_own or attempt.ends < time.monotonic():
             raise Refusal(400, "Signing in: expected a fresh answer of the provider to this browser. Start again.")
@@ -112,9 +115,9 @@ class Provider:
         subject, name = claims.get("sub"), claims.get(self.claim)
         if not isinstance(subject, str) or not subject:
             raise Refusal(502, "Signing in: expected the provider to name the user, it does not.")
-        return Identity(self.issuer, subject, name if isinstance(name, str) else "", attempt.following)
+        return SignedInUser(self.issuer, subject, name if isinstance(name, str) else "", attempt.following)
 
-    def _claims(self, redirect: str, code: str, attempt: _Attempt) -> Mapping[str, Any]:
+    def _claims(self, redirect: str, code: str, attempt: _SignInAttempt) -> Mapping[str, Any]:
         """Return the claims of the ID token, checked against the provider's keys, this client, and the attempt."""
         import requests
         from authlib.common.errors import AuthlibBaseError
@@ -138,6 +141,7 @@ class Provider:
             claims = CodeIDToken(
                 decoded.claims, decoded.header, options, {"nonce": attempt.nonce, "client_id": self._client[0]}
             )
+            # seconds that the clocks of the provider and this machine may differ
             claims.validate(leeway=60)
             user: dict[str, Any] = about.json()
             if user["sub"] != claims["sub"]:  # to be checked by section 5.3.2
@@ -155,20 +159,22 @@ class Provider:
         if self._metadata is None:
             address = f"{self.issuer}/.well-known/openid-configuration"
             try:
-                found: dict[str, Any] = _json(address)
-                if found["issuer"].rstrip("/") != self.issuer:
-                    raise ValueError(f"issuer: expected {self.issuer}, got {found['issuer']!r:.100}")
+                document: dict[str, Any] = _json(address)
+                # has to be checked by OpenID Connect Discovery 1.0, section 4.3
+                if document["issuer"].rstrip("/") != self.issuer:
+                    raise ValueError(f"issuer: expected {self.issuer}, got {document['issuer']!r:.100}")
                 for name in ("authorization_endpoint", "token_endpoint", "jwks_uri", "userinfo_endpoint"):
-                    _ = found[name]
+                    _ = document[name]
             except (requests.RequestException, KeyError, ValueError, TypeError, AttributeError) as error:
                 raise self._no_answer(error) from None
-            self._metadata = found
+            self._metadata = document
         return self._metadata
 
     def _session(self, redirect: str) -> Any:
         from authlib.integrations.requests_client import OAuth2Session
 
         scope = "openid profile"
+        # plain would show the verifier to whoever sees the first request (RFC 7636, section 7.2)
         return OAuth2Session(*self._client, scope=scope, redirect_uri=redirect, code_challenge_method="S256")
 
     def _no_answer(self, error: Exception) -> Refusal:
@@ -205,6 +211,7 @@ def provider_in(path: Path) -> Provider:
     ]
     if not problems:
         parts = urlsplit(content["issuer"])
+        # the client's secret goes to the token endpoint (RFC 6749, section 3.2)
         if parts.scheme != "https" and parts.hostname not in _LOCAL:
             problems.append(Problem(str(path), "issuer", "an https address", content["issuer"][:100], "Use https."))
     if problems:

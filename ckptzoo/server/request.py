@@ -15,7 +15,7 @@ from urllib.parse import parse_qs
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
-from ckptzoo.server.access import ROLES, Subject, Target, may, role_in
+from ckptzoo.server.access import ROLES, AccessTarget, Subject, may, role_in
 from ckptzoo.server.connections import network_of
 from ckptzoo.server.errors import Refusal, lacking, no_repository
 from ckptzoo.server.names import decoded
@@ -106,6 +106,7 @@ class AuthorizedRequest:
         address = (self.http_request.scope.get("server") or ("",))[0]
         if match[1].lower() not in {*_OWN_NAMES, address, f"[{address}]"}:
             step = "Start it with --url where clients know it by another name."
+            # Misdirected Request (RFC 9110, section 15.5.20)
             raise Refusal(421, f"Host: expected a name of the server's machine, got {host[:_MAX_SHOWN]!r}. {step}")
         return f"{self.http_request.scope['scheme']}://{host}"
 
@@ -175,7 +176,7 @@ class AuthorizedRequest:
                 403, f"{what}: {expected}. Ask the operator for a link (ckptzoo serve user --root FOLDER NAME)."
             )
 
-    def require(self, role: str, target: Target) -> None:
+    def require(self, role: str, target: AccessTarget) -> None:
         """Refuse unless the caller has at least this role in another repository, or in a namespace.
 
         Raises Refusal with status 404 for a repository that the caller may not read, else with 403.
@@ -243,6 +244,7 @@ class AuthorizedRequest:
     def _texts(self, name: str, value: Any) -> list[str]:
         """Return a value of a JSON object as a form has it: text, a number or a boolean, or a list of them."""
         items, limit = value if isinstance(value, list) else [value], self.service.limits.batch_files
+        # parse_qs is given the same bound
         if len(items) > limit:
             raise Refusal(413, f"{name:.{_MAX_SHOWN}}: expected at most {limit}, got {len(items)}.")
         if not all(isinstance(item, str | int) for item in items):

@@ -26,6 +26,7 @@ _MAX_YAML_EVENTS, _MAX_YAML_DEPTH = 10_000, 32
 _YAML: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader of libyaml, which is ten times as fast; PyYAML may be built without it."""
 _MAX_TAGS = 100
+# Clients read a card by nearly the same pattern (huggingface_hub.repocard, REGEX_YAML_BLOCK).
 _FRONT_MATTER = re.compile(r"\A\s*---\r?\n(.*?)(?:\r?\n)?---(?:\r?\n|\Z)", re.DOTALL)
 
 
@@ -62,9 +63,11 @@ def file_response(request: Request, path: Path, etag: str, headers: Mapping[str,
     sent_headers = {**headers, "ETag": f'"{etag}"', "Accept-Ranges": "bytes", "X-Content-Type-Options": "nosniff"}
     # the header may list several tags, and mark them weak with W/ (RFC 9110, section 13.1.2)
     if f'"{etag}"' in request.headers.get("if-none-match", ""):
+        # with the headers that a 200 would have (RFC 9110, section 15.4.5)
         return Response(status_code=304, headers=sent_headers)
     range_header = request.headers.get("range")
     if request.headers.get("if-range", f'"{etag}"') != f'"{etag}"':  # the client has a part of other content
+        # the whole file, as if there were no Range (RFC 9110, section 13.1.5)
         range_header = None
     byte_range = requested_range(range_header, size)
     start, stop = byte_range or (0, size)
@@ -72,6 +75,7 @@ def file_response(request: Request, path: Path, etag: str, headers: Mapping[str,
     if byte_range is not None:
         sent_headers["Content-Range"] = f"bytes {start}-{stop - 1}/{size}"
     status = 200 if byte_range is None else 206
+    # the same headers as for GET, without a body (RFC 9110, section 9.3.2)
     if request.method == "HEAD":
         return Response(status_code=status, headers=sent_headers, media_type=kind)
     return _Streamed(_pieces(path, start, stop), status, sent_headers, kind)
@@ -85,7 +89,6 @@ class _Streamed(StreamingResponse):
         self._pieces = pieces
 
     async def stream_response(self, send: Send) -> None:
-        """Send the pieces."""
         try:
             await super().stream_response(send)
         finally:
@@ -134,6 +137,7 @@ def _check_plain(text: str) -> None:
     """Refuse references (``*name``), with which a short text stands for a huge one, tags (``!!name``), and too much."""
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=_YAML)):
+        # nine lists of nine references each to the one before are 9**9 values
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("expected plain YAML, got a reference")
         if getattr(event, "tag", None) is not None:

@@ -12,7 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.server.connections import Connections
+from ckptzoo.server.connections import ConnectionFactory
 from ckptzoo.server.limits import ServerLimits
 
 _START_SECONDS = 10.0
@@ -48,7 +48,7 @@ def _server(
             # by default uvicorn believes what this machine says of other clients
             proxy_headers=bool(proxies),
             forwarded_allow_ips=list(proxies),
-            http=Connections(limits or ServerLimits(), proxies),  # pyright: ignore[reportArgumentType]
+            http=ConnectionFactory(limits or ServerLimits(), proxies),  # pyright: ignore[reportArgumentType]
             ws="none",
             loop="asyncio",
             # the application has no startup and no shutdown events

@@ -42,13 +42,13 @@ class Summary:
 
     def tagged(self, start: str) -> tuple[str, ...]:
         """Return the rest of each tag with this beginning, as ``optunet`` for ``arch:``; each once."""
-        found = [tag.removeprefix(start) for tag in self.tags if tag.startswith(start)]
+        rest = [tag.removeprefix(start) for tag in self.tags if tag.startswith(start)]
         # a card may have more tags than are kept; its licences are entries of their own
-        return tuple(dict.fromkeys([*found, *(self.licenses if start == "license:" else ())]))
+        return tuple(dict.fromkeys([*rest, *(self.licenses if start == "license:" else ())]))
 
 
 @dataclass(frozen=True)
-class Overview:
+class SpecialFiles:
     """The special files of a commit: its readme, and the page ``pages/explorer.html``, None where absent."""
 
     files: int
@@ -82,11 +82,11 @@ class CollectedZoos:
     @property
     def differing(self) -> dict[str, list[str]]:
         """The folders that differ from the collection's document, by their state."""
-        found: dict[str, list[str]] = {}
+        by_state: dict[str, list[str]] = {}
         for zoo in self.zoos:
             if zoo.state:
-                found.setdefault(zoo.state, []).append(zoo.folder)
-        return found
+                by_state.setdefault(zoo.state, []).append(zoo.folder)
+        return by_state
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Summaries:
         """Return the summary of the card of a repository at a commit."""
         return self._of("summary", repository, commit, lambda: self._summary(connection, repository, commit))
 
-    def overview(self, connection: sqlite3.Connection, repository: int, commit: str) -> Overview:
+    def overview(self, connection: sqlite3.Connection, repository: int, commit: str) -> SpecialFiles:
         """Return the overview of a repository at a commit; computed once."""
         return self._of("overview", repository, commit, lambda: _overview(connection, repository, commit))
 
@@ -168,26 +168,28 @@ class Summaries:
             if key in self._kept:
                 self._kept.move_to_end(key)
                 return self._kept[key]
-        made = make()
+        summary = make()
         with self._lock:
-            self._kept[key] = made
+            self._kept[key] = summary
             while len(self._kept) > self._size:
                 self._kept.popitem(last=False)
-        return made
+        return summary
 
     def _summary(self, connection: sqlite3.Connection, repository: int, commit: str) -> Summary:
         trees = Trees(connection, repository)
-        found = History(connection, repository).commit(commit)
-        readme = None if found is None else _file(trees, found.tree, layout.README)
+        head = History(connection, repository).commit(commit)
+        readme = None if head is None else _file(trees, head.tree, layout.README)
         if readme is None:
             return Summary()
         with self._blobs.path(readme.sha256).open("rb") as file:
+            # the end may cut a character in two
             text = file.read(MAX_FRONT_MATTER).decode(errors="replace")
         try:
             card = front_matter(text)
         except ValueError:
             return Summary()
         own = card.get("ckptzoo")
+        # a bool is an instance of int, and no count
         numbers = {name: own[name] for name in _FACTS if type(own.get(name)) is int} if isinstance(own, dict) else {}
         return Summary(
             title=str(card.get("pretty_name") or "")[:_MAX_TEXT],
@@ -197,12 +199,12 @@ class Summaries:
         )
 
 
-def _overview(connection: sqlite3.Connection, repository: int, commit: str) -> Overview:
+def _overview(connection: sqlite3.Connection, repository: int, commit: str) -> SpecialFiles:
     trees = Trees(connection, repository)
     tree = History(connection, repository).resolve(commit).tree
     oids = [node.oid for _, node in trees.walk(tree) if not node.folder]
     files = trees.files(oids)
-    return Overview(
+    return SpecialFiles(
         files=len(oids),
         nbytes=sum(files[oid].size for oid in oids),
         readme=_file(trees, tree, layout.README),
@@ -243,13 +245,13 @@ def _listed_zoos(data: bytes) -> dict[str, int] | None:
     items = content.get("zoos") if isinstance(content, dict) else None
     if not isinstance(items, list):
         return None
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for item in items:
         folder, count = (item.get("folder"), item.get("checkpoints")) if isinstance(item, dict) else (None, None)
-        if type(folder) is not str or not layout.is_folder_name(folder) or folder in found or type(count) is not int:
+        if type(folder) is not str or not layout.is_folder_name(folder) or folder in counts or type(count) is not int:
             return None
-        found[folder] = count
-    return found
+        counts[folder] = count
+    return counts
 
 
 def _state(trees: Trees, folder: str, before: str, after: str) -> str:

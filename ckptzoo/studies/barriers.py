@@ -19,6 +19,7 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.barriers import Barriers
 from ckptzoo.measure.barriers import barriers as barriers_of
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.least_barrier import least_midpoints
@@ -41,10 +42,8 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Lines:
-    """Scores on the lines between P pairs, in one way.
-
-    ``points`` are (T,) from 0 to 1; ``losses`` and ``accuracies`` are (P, T); ``distances`` are (P,) between the
-    weights of both networks, for Gaussians the 2-Wasserstein distance.
+    """Scores on the lines between P pairs, in one way. ``points`` are (T,) from 0 to 1; ``losses`` and ``accuracies``
+    are (P, T); ``distances`` are (P,) between the weights of both networks, for Gaussians the 2-Wasserstein distance.
     """
 
     points: Values
@@ -64,10 +63,10 @@ class Lines:
 
     def to_json(self) -> dict[str, Any]:
         """Spreads over the pairs, and means at every point."""
-        found, falls = self.barriers, self.accuracy_barriers
+        barriers, falls = self.barriers, self.accuracy_barriers
         spreads = {
-            "barrier": found.height,
-            "middle": found.middle,
+            "barrier": barriers.height,
+            "middle": barriers.middle,
             "accuracy": falls.height,
             "distance": self.distances,
         }
@@ -103,30 +102,18 @@ class Simplices:
         return np.maximum(rises.max(1), self.centre_rise)
 
     def to_json(self) -> dict[str, Any]:
-        """Spreads over the simplices."""
         return {"centre": _spread(self.centre_rise), "greatest": _spread(self.greatest_rise)}
 
 
 @dataclass(frozen=True, eq=False)
-class ZooBarriers:
+class ZooBarriers(JsonFields, derived=("rank_correlation",)):
     """The barriers within one zoo.
 
-    Parameters
-    ----------
-    kind
-        what its networks are: the recipe, or the method with what sets its posterior.
-    width, widths
-        channels of the largest group of the symmetry table, and the different numbers of all groups, in their order.
-    set, inputs
-        what the networks were scored on.
-    members, usable
-        of the zoo, and those that are finite and did not diverge, at their last step.
-    pairs
-        ids of both networks of each pair.
-    simplices
-        way to its simplices; empty where none were asked for.
-    least_pairs
-        how many of the pairs, the first, have lines in the way ``least of all permutations``.
+    ``kind`` is the recipe, or the method with what sets its posterior. ``width`` counts the channels of the largest
+    group of the symmetry table, and ``widths`` has the different numbers of all groups, in their order. ``usable``
+    counts the members that are finite and did not diverge, at their last step. ``pairs`` are ids; the first
+    ``least_pairs`` of them have lines in the way ``least of all permutations``. ``simplices`` maps ways, and is empty
+    where none were asked for.
     """
 
     name: str
@@ -145,13 +132,15 @@ class ZooBarriers:
     @property
     def rank_correlation(self) -> dict[str, float]:
         """Map ways to Spearman's correlation of barrier and distance, where there are ``LEAST_PAIRS`` pairs."""
-        found: dict[str, float] = {}
+        by_way: dict[str, float] = {}
         for way, lines in self.lines.items():
             height, distance = lines.barriers.height, lines.distances
+            # figures without spread would give 0 / 0
             if len(height) >= LEAST_PAIRS and np.isfinite(height).all() and height.std() and distance.std():
+                # Spearman's correlation is Pearson's of the ranks, which argsort of argsort are
                 ranks = [np.argsort(np.argsort(values)) for values in (height, distance)]
-                found[way] = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-        return found
+                by_way[way] = float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+        return by_way
 
     @property
     def said_widths(self) -> str:
@@ -161,23 +150,14 @@ class ZooBarriers:
         some = ", ".join(f"{width:,}" for width in self.widths)
         return f"widths {some if len(self.widths) <= 4 else f'{min(self.widths):,} to {self.width:,}'}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        names = ("name", "kind", "width", "set", "inputs", "members", "usable", "least_pairs", "widths")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "pairs": len(self.pairs),
-            "lines": {way: lines.to_json() for way, lines in self.lines.items()},
-            "simplices": {way: item.to_json() for way, item in self.simplices.items()},
-            "rank_correlation": self.rank_correlation,
-        }
+    def to_json(self) -> Document:
+        return {**super().to_json(), "pairs": len(self.pairs)}
 
 
 @dataclass(frozen=True, eq=False)
 class BarrierStudy(StudyResult):
-    """Barriers of one zoo or of several, drawn as ``barriers.png``, and of several widths as ``widths.png``.
-
-    ``draws`` is the number of draws of a Gaussian for one prediction.
+    """Barriers of zoos, drawn as ``barriers.png``, and of several widths as ``widths.png``. ``draws`` is the number of
+    draws of a Gaussian for one prediction.
     """
 
     file: ClassVar[str] = "barriers.json"
@@ -185,10 +165,6 @@ class BarrierStudy(StudyResult):
     zoos: tuple[ZooBarriers, ...]
     draws: int
     seed: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {"seed": self.seed, "draws": self.draws, "zoos": [zoo.to_json() for zoo in self.zoos]}
 
     def _lines(self) -> Iterator[RenderableType]:
         for zoo in self.zoos:
@@ -211,13 +187,13 @@ class BarrierStudy(StudyResult):
     def _facts(self, zoo: ZooBarriers) -> list[tuple[str, str]]:
         left_out = zoo.members - zoo.usable
         unusable = f"; {left_out:,} not finite or diverged and left out" if left_out else ""
-        found = [
+        rows = [
             ("zoo", f"{zoo.name}: {counted(zoo.usable, 'member')}{unusable}; {zoo.kind}, {zoo.said_widths}"),
             ("pairs", f"{len(zoo.pairs):,}, on {zoo.set}: {counted(zoo.inputs, 'input')}"),
         ]
         if self.draws > 1 and "Gaussian" in zoo.kind:
-            found.append(("likelihoods", f"means over {counted(self.draws, 'draw')}, the same noise at every point"))
-        return found
+            rows.append(("likelihoods", f"means over {counted(self.draws, 'draw')}, the same noise at every point"))
+        return rows
 
 
 @checked
@@ -308,12 +284,12 @@ def barriers(
         raise ZooError(Problem("barriers", "simplex", "2 or more", "1", "Correct it."))
     own = _zoos_of_module([zoo for zoo, _ in zoos], module)
     plans = [
-        _Plan(zoo, labelled, pairs, gauges, variants, simplex, least, recorded, module if is_own else None, seed)
+        _ZooPlan(zoo, labelled, pairs, gauges, variants, simplex, least, recorded, module if is_own else None, seed)
         for (zoo, labelled), is_own in zip(zoos, own, strict=True)
     ]
     advance = counter(sum(plan.steps for plan in plans), progress)
-    found = [plan.measure(np.linspace(0, 1, points), draws, seed, advance) for plan in plans]
-    return BarrierStudy(tuple(found), draws, seed)
+    measured = [plan.measure(np.linspace(0, 1, points), draws, seed, advance) for plan in plans]
+    return BarrierStudy(tuple(measured), draws, seed)
 
 
 def _zoos_of_module(zoos: Sequence[Zoo], module: Any) -> list[bool]:
@@ -330,7 +306,7 @@ def _zoos_of_module(zoos: Sequence[Zoo], module: Any) -> list[bool]:
     return own
 
 
-class _Plan:
+class _ZooPlan:
     """The measurements of one zoo; it refuses impossible ones before anything is measured."""
 
     def __init__(
@@ -352,6 +328,7 @@ class _Plan:
                 raise UnknownNameError(zoo.name, "variant", variant, zoo.variants)
         self.table = own_table(zoo)
         resized = any(group.resizes for group in self.table.groups)
+        # gauges of scales alone repeat the weights as trained where no group is resized
         self.gauges: list[GaugeName] = [
             gauge for gauge in gauges if resized or "permutations" in GAUGES[gauge].collapses
         ]
@@ -363,7 +340,9 @@ class _Plan:
             raise ZooError(Problem(zoo.name, "least barrier", "OptuNets", str(self.arch.forward), step))
         self.module = module
         self.evaluator = import_with_torch("evaluation").Evaluator(self.arch, labelled, module=module)
+        # the activations of a Gaussian depend on the draw: it is aligned by its means and deviations alone
         self.recorded = 0 if self.is_gaussian else recorded
+        # one generator each for pairs, simplices and points, so that the number of one changes none of the others
         self.pairs = _pairs(len(self.zoo), pairs, np.random.default_rng([seed, 0]))
         self.least = min(least, len(self.pairs))
         groups = min(pairs, len(self.zoo) // simplex) if simplex else 0
@@ -377,9 +356,9 @@ class _Plan:
         return len(self.pairs) * ways + 2 * len(self.groups) + self.least
 
     def measure(self, points: Values, draws: int, seed: int, advance: Any) -> ZooBarriers:
-        """Measure lines and simplices."""
         evaluation = import_with_torch("evaluation")
         given, evaluator = self.labelled, self.evaluator
+        # one noise for all networks and points: losses differ by means and deviations and not by the draw
         noise = evaluation.standard_noise(self.arch, draws, seed) if self.is_gaussian else None
         parts: dict[str, list[Lines]] = {}
 
@@ -404,9 +383,10 @@ class _Plan:
                 add(f"{ALIGNED}, {gauge}", {**first, **aligned.reference}, aligned.weights)
             for variant in self.variants:
                 add(variant, read_networks(self.zoo, some[:, 0], variant), read_networks(self.zoo, some[:, 1], variant))
-            for place in range(min(self.least, start + len(some)) - start):
+            # the first pairs of the study are searched: those of them that are in this batch
+            for pair in range(min(self.least, start + len(some)) - start):
                 one, other = (
-                    {name: array[place : place + 1] for name, array in item.items()} for item in (first, second)
+                    {name: array[pair : pair + 1] for name, array in item.items()} for item in (first, second)
                 )
                 element = least_midpoints(evaluator, one, other, self.table, given.targets)
                 add(LEAST, one, symmetry.apply(element, other, self.table))
@@ -430,43 +410,47 @@ class _Plan:
     def _by_activations(self, first: Weights, second: Weights) -> dict[str, NDArray[Any]]:
         """The second networks of pairs, each aligned with the first by activations on the inputs."""
         recording, inputs = import_with_torch("activations"), self.labelled.inputs[: self.recorded]
-        found: list[dict[str, NDArray[Any]]] = []
-        for place in range(len(next(iter(first.values())))):
-            one, other = ({name: array[[place]] for name, array in item.items()} for item in (first, second))
+        aligned_weights: list[dict[str, NDArray[Any]]] = []
+        for pair in range(len(next(iter(first.values())))):
+            one, other = ({name: array[[pair]] for name, array in item.items()} for item in (first, second))
             reference = {name: array[0] for name, array in one.items()}
             products = recording.ActivationProducts(self.arch, self.table, reference, inputs, self.module).products(
                 other
             )
             aligned = symmetry.align(other, reference, self.table, method="activations", activations=products)
-            found.append(aligned.weights)
-        return {name: np.concatenate([weights[name] for weights in found]) for name in first}
+            aligned_weights.append(aligned.weights)
+        return {name: np.concatenate([weights[name] for weights in aligned_weights]) for name in first}
 
     def _simplices(self, evaluation: Any, noise: Any, way: str, seed: int, advance: Any) -> Simplices:
         rng, k = np.random.default_rng([seed, 2]), self.groups.shape[1]
-        found: list[tuple[Values, Values]] = []
+        evaluated: list[tuple[Values, Values]] = []
         for group in self.groups:
             weights = read_networks(self.zoo, group)
             if way == ALIGNED:
                 element = symmetry.barycentre(lambda weights=weights: [weights], self.table).element
                 weights = symmetry.apply(element, weights, self.table)
+            # Dirichlet's distribution with parameters of 1 is the uniform one on the simplex
             shares = np.concatenate([np.eye(k), np.full((1, k), 1 / k), rng.dirichlet(np.ones(k), SIMPLEX_POINTS)])
             corners = {name: array[None] for name, array in weights.items()}
-            found.append((evaluation.combined(self.evaluator, corners, shares[None], noise).loss[0], shares[k + 1 :]))
+            evaluated.append(
+                (evaluation.combined(self.evaluator, corners, shares[None], noise).loss[0], shares[k + 1 :])
+            )
             advance()
-        losses = np.array([loss for loss, _ in found]).reshape(len(found), k + 1 + SIMPLEX_POINTS)
-        shares = np.array([share for _, share in found]).reshape(len(found), SIMPLEX_POINTS, k)
+        losses = np.array([loss for loss, _ in evaluated]).reshape(len(evaluated), k + 1 + SIMPLEX_POINTS)
+        shares = np.array([share for _, share in evaluated]).reshape(len(evaluated), SIMPLEX_POINTS, k)
         return Simplices(losses[:, :k], losses[:, k], losses[:, k + 1 :], shares)
 
     def _kind(self) -> str:
         rows = self.zoo.metadata.select(["recipe", "method", "extra"]).slice(0, 1).to_pylist()
         settings = (parse_extra(rows[0]["extra"]) or {}).get("settings") or {}
         said = [f"{name} {settings[name]:g}" for name in ("prior", "temperature") if name in settings]
-        what = rows[0]["method"] or rows[0]["recipe"] or "networks"
-        return ", ".join([f"Gaussians ({what})" if self.is_gaussian else what, *said])
+        origin = rows[0]["method"] or rows[0]["recipe"] or "networks"
+        return ", ".join([f"Gaussians ({origin})" if self.is_gaussian else origin, *said])
 
 
 def _pairs(members: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """(P, 2) different members: disjoint pairs where there are enough, else different ones; at most all."""
+    # pairs that share no member are independent of one another
     if 2 * count <= members:
         return rng.permutation(members)[: 2 * count].reshape(count, 2)
     # rejection, because the list of all pairs of many members is long
@@ -489,20 +473,21 @@ def _spread(values: Values) -> dict[str, Any] | None:
 
 def _means(values: Values) -> list[float | None]:
     means = values.mean(0)
+    # JSON has neither infinities nor NaN (RFC 8259, section 6)
     return [float(value) if np.isfinite(value) else None for value in means]
 
 
 def _lines_table(zoo: ZooBarriers) -> Table:
     table = columns("way", "barrier", "median", "halfway", "accuracy", "distance")
     for way, lines in zoo.lines.items():
-        found, falls = lines.barriers, lines.accuracy_barriers
-        height = Spread.of(found.height)
+        barriers, falls = lines.barriers, lines.accuracy_barriers
+        height = Spread.of(barriers.height)
         name = f"{way} ({counted(zoo.least_pairs, 'pair')})" if way == LEAST else way
         table.add_row(
             printable(name),
             mean_and_sd(height, 3),
             "-" if height is None else f"{height.median:.3f}",
-            mean_and_sd(Spread.of(found.middle), 3),
+            mean_and_sd(Spread.of(barriers.middle), 3),
             mean_and_sd(Spread.of(100 * falls.height), 1),
             mean_and_sd(Spread.of(lines.distances), 2),
         )

@@ -27,7 +27,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Convergence:
+class ChainConvergence:
     """The convergence of n numbers over some chains.
 
     ``r_hat`` and ``ess`` are (n,) rank-normalised split R-hat, and effective draws of the bulk, of all chains together;
@@ -40,10 +40,10 @@ class Convergence:
     @property
     def above(self) -> float:
         """The share with R-hat above ``MAX_R_HAT``."""
+        # NaN compares as False, and would count as mixed
         return float(np.nanmean(np.where(np.isnan(self.r_hat), np.nan, self.r_hat > MAX_R_HAT)))
 
     def to_json(self) -> dict[str, Any]:
-        """Summaries by name."""
         return {
             "numbers": len(self.r_hat),
             "above": self.above,
@@ -56,10 +56,10 @@ def chain_rows(zoo: Zoo) -> list[NDArray[np.int64]]:
     """The rows of each chain, which the column ``mode`` names, in the order of its steps; none of other samples."""
     rows = zoo.metadata.select(["mode", "step"]).to_pylist()
     by_mode: dict[str, list[int]] = {}
-    for place, row in enumerate(rows):
+    for number, row in enumerate(rows):
         if row["mode"] is not None:
-            by_mode.setdefault(row["mode"], []).append(place)
-    return [np.array(sorted(places, key=lambda place: rows[place]["step"] or 0)) for places in by_mode.values()]
+            by_mode.setdefault(row["mode"], []).append(number)
+    return [np.array(sorted(places, key=lambda number: rows[number]["step"] or 0)) for places in by_mode.values()]
 
 
 def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:
@@ -67,27 +67,26 @@ def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:
     return len(chains) > 1 and len({len(rows) for rows in chains}) == 1 and len(chains[0]) >= LEAST_DRAWS
 
 
-def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -> Convergence:
-    """How far comparable chains have converged in some numbers, (K, n) of K samples.
-
-    Raises ``MissingExtraError`` if arviz-stats is not installed.
-    """
+def convergence_of(chains: Sequence[NDArray[np.int64]], numbers: NDArray[Any]) -> ChainConvergence:
+    """The convergence of comparable chains in (K, n) numbers; raises ``MissingExtraError`` without arviz-stats."""
+    # arviz-stats is needed only where chains are compared
     from ckptzoo.measure.convergence import convergence
 
-    return Convergence(*convergence(numbers[np.stack(chains)]))
+    return ChainConvergence(*convergence(numbers[np.stack(chains)]))
 
 
 def transpositions_by_lag(
     chains: Sequence[NDArray[np.int64]], samples: Weights, table: Symmetry
 ) -> dict[int, tuple[float, int]]:
     """Map lags to the transpositions that align draws that far apart in one chain: their mean, and the most."""
-    found: dict[int, tuple[float, int]] = {}
+    by_lag: dict[int, tuple[float, int]] = {}
     for lag in _LAGS:
         pairs = [(chain[start], chain[start + lag]) for chain in chains for start in range(len(chain) - lag)]
+        # lags ascend: a chain that is too short for this one is too short for the next
         if not pairs:
             break
         some = np.array([pairs[place] for place in evenly(len(pairs), _PAIRS)])
         earlier, later = ({name: array[some[:, side]] for name, array in samples.items()} for side in (0, 1))
         counts = transpositions_in_total(symmetry.align(later, earlier, table).element, table)
-        found[lag] = float(counts.mean()), int(counts.max())
-    return found
+        by_lag[lag] = float(counts.mean()), int(counts.max())
+    return by_lag

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.pairwise import PairwiseInformation
+from ckptzoo.schema.documents import Document
 from ckptzoo.studies.pair_correlation import LEVEL, PairCorrelation, correlate_pairs
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import default_sets, evenly, flags, is_sample, predict_command
@@ -37,7 +38,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Collapse(StudyResult):
+class Collapse(StudyResult, without=("information", "ood_information")):
     """The mutual information of every pair of members on two sets of inputs; drawn as ``collapse.png``.
 
     ``set`` and ``ood`` name the networks' own inputs, and others; ``usable`` counts the members to choose from, each at
@@ -70,15 +71,10 @@ class Collapse(StudyResult):
         by_set = {self.set: Spread.of(self.information), self.ood: Spread.of(self.ood_information)}
         return {name: spread for name, spread in by_set.items() if spread is not None}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name, without those of each pair."""
-        names = ("name", "set", "ood", "inputs", "ood_inputs", "classes", "members", "usable", "not_finite")
-        return {
-            **{name: getattr(self, name) for name in (*names, "seed", "permutations", "resamples")},
-            "pairs": len(self.information),
-            "information": [{"set": name, **spread.to_json()} for name, spread in self.spreads.items()],
-            "correlations": {name: item.to_json() for name, item in self.correlations.items()},
-        }
+        spreads = [{"set": name, **spread.to_json()} for name, spread in self.spreads.items()]
+        return {**super().to_json(), "pairs": len(self.information), "information": spreads}
 
     def _lines(self) -> Iterator[RenderableType]:
         yield facts(self._facts())
@@ -118,7 +114,6 @@ class Collapse(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """Say what the tables show, and how p-values and intervals are computed."""
         if not self.correlations:
             yield "The mutual information is the same for all pairs, so there is nothing to correlate."
             return
@@ -201,6 +196,7 @@ def collapse(
     finite = flags(last.metadata, "finite", missing=True)
     for name in (own, other):
         finite &= last.predictions(name).finite
+    # two members are a single pair, which has no correlation
     if finite.sum() < 3:
         expected, got = f"3 or more with finite logits on {own} and {other}", f"{int(finite.sum())} of {len(last)}"
         raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))
@@ -243,12 +239,10 @@ def collapse(
 
 
 def _information(predictions: Predictions, done: Callable[[int], None]) -> Values:
-    """(M, M) the mutual information of every pair.
-
-    ``done`` is called with the inputs of each step.
-    """
+    """(M, M) the mutual information of every pair. ``done`` is called with the inputs of each step."""
     M, inputs, classes = predictions.logits.shape
     pairs = PairwiseInformation(M)
+    # all members at a time: every pair meets on every input
     width = max(1, READ_BYTES // (M * classes * predictions.logits.dtype.itemsize))
     for start in range(0, inputs, width):
         logits = predictions.logits[:, start : start + width]
@@ -260,7 +254,6 @@ def _information(predictions: Predictions, done: Callable[[int], None]) -> Value
 
 
 def _sets(zoo: Zoo, own: str | None, ood: str | None) -> tuple[str, str]:
-    """The networks' own set, and the other one."""
     labelled, others = default_sets(zoo)
     got = ", ".join(f"{name} (a sample)" if is_sample(name) else name for name in zoo.predicted) or "none"
     # of other data than MNIST it is not known here which further sets the networks can see

@@ -16,9 +16,10 @@ from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.studies.chains import (
     MAX_R_HAT,
-    Convergence,
+    ChainConvergence,
     are_comparable,
     chain_rows,
     convergence_of,
@@ -55,7 +56,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Quality:
+class PredictionQuality:
     """The quality of the predictions of a set of networks.
 
     ``accuracy`` and ``loss``, in nats, are of the mean of their probabilities; ``alone`` is the mean accuracy of single
@@ -69,7 +70,7 @@ class Quality:
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian:
+class FittedGaussian(JsonFields):
     """A Gaussian with independent weights, and the quality of its predictions.
 
     ``mean`` and ``draws`` are the quality of the network of the means, and of draws; ``sigma`` counts the (bins,)
@@ -78,46 +79,23 @@ class Gaussian:
     ``KEPT``.
     """
 
-    mean: Quality
-    draws: Quality
+    mean: PredictionQuality
+    draws: PredictionQuality
     sigma: NDArray[np.int64]
     median_sigma: float
     pruned: dict[str, list[float]]
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {
-            "mean": vars(self.mean),
-            "draws": vars(self.draws),
-            "sigma": self.sigma.tolist(),
-            "median_sigma": self.median_sigma,
-            "pruned": self.pruned,
-        }
-
 
 @dataclass(frozen=True, eq=False)
-class CompactStudy(StudyResult):
+class CompactStudy(StudyResult, without=("lag",), derived=("kept",)):
     """Gaussians fitted to samples as they are and aligned; drawn as ``compact.png``.
 
-    Parameters
-    ----------
-    samples, usable
-        those of the study, and those to choose from.
-    chains
-        how many chains they are of; 0 for independent members.
-    members
-        the quality of all samples together.
-    gaussians
-        name to Gaussian.
-    pruned_member
-        name to the accuracies of one sample for each of ``KEPT``, pruned by the aligned Gaussian.
-    merged
-        how many samples were averaged to the accuracy of their mean, as sampled and aligned.
-    convergence
-        of weights as sampled and aligned, and of the logits; empty where there is one chain, or chains differ
-        in length.
-    lag
-        lag in draws to the mean transpositions between draws so far apart in a chain, and their most.
+    There are ``samples`` of ``usable`` ones, of ``chains`` chains, 0 where they are independent members. ``members`` is
+    the quality of all together; ``pruned_member`` maps names to the accuracies of one sample for each of ``KEPT``,
+    pruned by the aligned Gaussian; ``merged`` maps numbers of averaged samples to the accuracies of their mean, as
+    sampled and aligned; ``convergence`` is that of weights, as sampled and aligned, and of probabilities, empty where
+    there is one chain, or chains differ in length; ``lag`` maps lags in draws to the mean transpositions between draws
+    so far apart in a chain, and their most.
     """
 
     file: ClassVar[str] = "compact.json"
@@ -130,27 +108,18 @@ class CompactStudy(StudyResult):
     samples: int
     usable: int
     chains: int
-    members: Quality
-    gaussians: dict[str, Gaussian]
+    members: PredictionQuality
+    gaussians: dict[str, FittedGaussian]
     pruned_member: dict[str, list[float]]
     merged: dict[int, tuple[float, float]]
-    convergence: dict[str, Convergence] = field(default_factory=dict)
+    convergence: dict[str, ChainConvergence] = field(default_factory=dict)
     lag: dict[int, tuple[float, int]] = field(default_factory=dict)
     draws: int = 50
     seed: int = 0
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        names = ("name", "set", "inputs", "samples", "usable", "chains", "draws", "seed", "pruned_member")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "members": vars(self.members),
-            "gaussians": {name: item.to_json() for name, item in self.gaussians.items()},
-            "kept": list(KEPT),
-            "merged": {str(count): list(pair) for count, pair in self.merged.items()},
-            "convergence": {name: item.to_json() for name, item in self.convergence.items()},
-            "transpositions": {str(lag): {"mean": mean, "most": most} for lag, (mean, most) in self.lag.items()},
-        }
+    def to_json(self) -> Document:
+        lags = {str(lag): {"mean": mean, "most": most} for lag, (mean, most) in self.lag.items()}
+        return {**super().to_json(), "transpositions": lags}
 
     def _lines(self) -> Iterator[RenderableType]:
         together = self.members
@@ -202,8 +171,8 @@ class CompactStudy(StudyResult):
 
     def _merged_table(self) -> Table:
         table = columns("samples", *(f"{count:,}" for count in self.merged))
-        for place, name in enumerate((SAMPLED, ALIGNED)):
-            table.add_row(name, *(_percent(pair[place]) for pair in self.merged.values()))
+        for column, name in enumerate((SAMPLED, ALIGNED)):
+            table.add_row(name, *(_percent(pair[column]) for pair in self.merged.values()))
         return table
 
     def _convergence_table(self) -> Table:
@@ -277,11 +246,11 @@ def compact(
     (16, ['as sampled', 'aligned with the first', 'aligned with all others'])
     """
     evaluator = evaluator_of(zoo, labelled, module)
-    job = _Job(usable_members(zoo, 3), labelled, evaluator, variational, draws, seed, progress)
+    job = _CompactQuestion(usable_members(zoo, 3), labelled, evaluator, variational, draws, seed, progress)
     return job.run()
 
 
-class _Job:
+class _CompactQuestion:
     """The quantities that all parts of the study share."""
 
     def __init__(
@@ -300,11 +269,11 @@ class _Job:
         self.evaluator = evaluator
         self.variational = None if variational is None else _gaussian_of(variational, usable)
         self.names = parameter_names(usable.arch)
+        # biases and gains have one axis
         self.pruned = [name for name in self.names if len(usable.arch[name].shape) > 1]
         self._advance = counter(6 + (variational is not None), progress)
 
     def run(self) -> CompactStudy:
-        """Compute all parts of the study."""
         samples = {name: np.asarray(self.zoo[name][:]) for name in self.arch.names}
         first = symmetry.align(samples, {name: array[0] for name, array in samples.items()}, self.table).weights
         self._advance()
@@ -317,7 +286,7 @@ class _Job:
         moments = {name: self._moments(weights) for name, weights in kinds.items()}
         if self.variational is not None:
             moments["variational"] = self.variational
-        gaussians: dict[str, Gaussian] = {}
+        gaussians: dict[str, FittedGaussian] = {}
         for name, (mean, sigma) in moments.items():
             gaussians[name] = self._gaussian(mean, sigma, samples, answers)
             self._advance()
@@ -356,31 +325,36 @@ class _Job:
     def _complete(self, parameters: Mapping[str, Values], samples: Weights) -> dict[str, NDArray[Any]]:
         """Stacked networks of these parameters (K, *shape), with the buffers of the first sample."""
         K = len(next(iter(parameters.values())))
-        found: dict[str, NDArray[Any]] = {}
+        stacked: dict[str, NDArray[Any]] = {}
         for name, array in samples.items():
             given = parameters.get(name)
-            found[name] = array[:1].repeat(K, 0) if given is None else given.astype(np.float32)
-        return found
+            stacked[name] = array[:1].repeat(K, 0) if given is None else given.astype(np.float32)
+        return stacked
 
-    def _quality(self, weights: Weights, answers: NDArray[np.int64] | None) -> tuple[Quality, NDArray[np.int64]]:
+    def _quality(
+        self, weights: Weights, answers: NDArray[np.int64] | None
+    ) -> tuple[PredictionQuality, NDArray[np.int64]]:
         """Score K networks together and alone; ``agreement`` is with given answers, or with their own."""
         targets = np.asarray(self.labelled.targets)
         K, size = len(next(iter(weights.values()))), self.evaluator.stack_size
         total, alone = np.zeros(()), 0.0
         for start in range(0, K, size):
             logits = self.evaluator.outputs({name: array[start : start + size] for name, array in weights.items()})
+            # softmax does not change with a shift; without the largest logit no exponential overflows
             logits = logits.astype(np.float64) - logits.max(2, keepdims=True)
             alone += float((logits.argmax(2) == targets).mean(1).sum())
             likelihoods = np.exp(logits)
             total = total + (likelihoods / likelihoods.sum(2, keepdims=True)).sum(0)
-        found = total.argmax(1)
+        predicted = total.argmax(1)
+        # tiny: a label to which all networks give 0 would cost infinitely many nats
         loss = -np.log(np.maximum(total[np.arange(len(targets)), targets] / K, np.finfo(np.float64).tiny)).mean()
-        agreement = 1.0 if answers is None else float((found == answers).mean())
-        return Quality(float((found == targets).mean()), float(loss), alone / K, agreement), found
+        agreement = 1.0 if answers is None else float((predicted == answers).mean())
+        return PredictionQuality(float((predicted == targets).mean()), float(loss), alone / K, agreement), predicted
 
     def _gaussian(
         self, mean: Mapping[str, Values], sigma: Mapping[str, Values], samples: Weights, answers: NDArray[np.int64]
-    ) -> Gaussian:
+    ) -> FittedGaussian:
+        # seeded anew for each Gaussian: all are drawn with the same noise
         rng = np.random.default_rng([self.seed, 0])
         drawn = {name: mean[name] + sigma[name] * rng.standard_normal((self.draws, *mean[name].shape)) for name in mean}
         at_mean, _ = self._quality(
@@ -388,15 +362,18 @@ class _Job:
         )
         together, _ = self._quality(self._complete(drawn, samples), answers)
         every = np.concatenate([sigma[name].ravel() for name in self.names])
+        # a deviation of 0 has the logarithm -inf, which is counted in the first bin
         with np.errstate(divide="ignore"):
             logarithms = np.clip(np.log10(every), BINS[0], BINS[-1])
+        # a weight that all samples share has deviation 0, and is kept before others
         ratios = {name: np.abs(mean[name]) / np.maximum(sigma[name], np.finfo(np.float64).tiny) for name in self.pruned}
         rules = {
+            # the greatest keys are kept, and so the least deviations
             SIGMA: {name: -sigma[name] for name in self.pruned},
             SIZE: {name: np.abs(mean[name]) for name in self.pruned},
             RATIO: ratios,
         }
-        return Gaussian(
+        return FittedGaussian(
             at_mean,
             together,
             np.histogram(logarithms, BINS)[0],
@@ -408,22 +385,26 @@ class _Job:
         """Accuracies of a network that keeps the weights with the greatest keys, and all biases and gains."""
         ordered = np.sort(np.concatenate([keys[name].ravel() for name in self.pruned]))
         stacked = {name: np.asarray(array, np.float64)[None].repeat(len(KEPT), 0) for name, array in network.items()}
-        for place, kept in enumerate(KEPT):
+        for row, kept in enumerate(KEPT):
+            # the greatest key stays even where the share of few weights rounds to none
             least = ordered[min(len(ordered) - 1, round((1 - kept) * len(ordered)))]
             for name in self.pruned:
-                stacked[name][place] *= keys[name] >= least
+                stacked[name][row] *= keys[name] >= least
         (scores,) = self.evaluator.scores([self._complete(stacked, samples)])
         return scores.accuracy.tolist()
 
     def _merged(self, samples: Weights, aligned: Weights) -> dict[int, tuple[float, float]]:
         """Accuracies of means of 1, 2, 4, ... samples, evenly spaced."""
         counts = [2**power for power in range(int(np.log2(len(self.zoo))) + 1)]
+        # all samples together too, where their number is no power of two
         counts += [len(self.zoo)] * (counts[-1] != len(self.zoo))
         chosen = [evenly(len(self.zoo), count) for count in counts]
         accuracies: list[list[float]] = []
         for weights in (samples, aligned):
             means = {
-                name: np.stack([np.mean(weights[name][rows], 0, np.float64) for rows in chosen]) for name in self.names
+                # summed in float64: weights are float32
+                name: np.stack([np.mean(weights[name][rows], 0, np.float64) for rows in chosen])
+                for name in self.names
             }
             (scores,) = self.evaluator.scores([self._complete(means, samples)])
             accuracies.append(scores.accuracy.tolist())
@@ -431,19 +412,19 @@ class _Job:
 
     def _convergence(
         self, chains: Sequence[NDArray[np.int64]], samples: Weights, aligned: Weights
-    ) -> dict[str, Convergence]:
+    ) -> dict[str, ChainConvergence]:
         """The convergence of weights as sampled and aligned, and of probabilities, where chains can be compared."""
         if not are_comparable(chains):
             return {}
-        found: dict[str, Convergence] = {}
+        by_name: dict[str, ChainConvergence] = {}
         for name, weights in ((SAMPLED, samples), (ALIGNED, aligned)):
             flat = np.concatenate([weights[key].reshape(len(self.zoo), -1) for key in self.names], 1)
-            found[f"weights, {name}"] = convergence_of(chains, flat)
+            by_name[f"weights, {name}"] = convergence_of(chains, flat)
         outputs = self.evaluator.outputs(samples)[:, :_SHOWN].astype(np.float64)
         likelihoods = np.exp(outputs - outputs.max(2, keepdims=True))
         likelihoods /= likelihoods.sum(2, keepdims=True)
-        found["probabilities of test inputs"] = convergence_of(chains, likelihoods.reshape(len(self.zoo), -1))
-        return found
+        by_name["probabilities of test inputs"] = convergence_of(chains, likelihoods.reshape(len(self.zoo), -1))
+        return by_name
 
 
 def _gaussian_of(variational: Zoo, samples: Zoo) -> tuple[dict[str, Values], dict[str, Values]]:
@@ -458,8 +439,8 @@ def _gaussian_of(variational: Zoo, samples: Zoo) -> tuple[dict[str, Values], dic
     if not fits or not len(rows):
         expected, got = f"Gaussians over {samples.arch.name}", f"{len(rows)} of {variational.arch.name}"
         raise ZooError(Problem(variational.name, "variational zoo", expected, got, "Name another one."))
-    one = variational.take(rows[:1])
-    mean, sigma = ({name: one[name + end][0] for name in names} for end in ("", STD))
+    first = variational.take(rows[:1])
+    mean, sigma = ({name: first[name + end][0] for name in names} for end in ("", STD))
     return _doubles(mean), _doubles(sigma)
 
 

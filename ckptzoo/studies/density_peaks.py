@@ -1,10 +1,11 @@
 """The density of points in the plane: a kernel estimate, and its maxima that are more than noise."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ckptzoo.schema.documents import JsonFields
 
 GRID = 160
 """The number of cells along either axis."""
@@ -21,19 +22,12 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Peak:
-    """A maximum of a density, and the cells that lead up to it.
-
-    ``share`` is the fraction of the estimated mass in the cells from which steepest ascent leads there.
-    """
+class Peak(JsonFields):
+    """A maximum of a density; its ``share`` of the mass is in cells from which steepest ascent leads there."""
 
     place: tuple[float, float]
     height: float
     share: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The three by name."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +58,7 @@ class Density:
             return []
         ordered = np.sort(self.heights.ravel())[::-1]
         mass = np.cumsum(ordered) / ordered.sum()
+        # a set: matplotlib's contours need levels that increase
         return sorted({float(ordered[int(np.searchsorted(mass, share))]) for share in shares})
 
 
@@ -92,6 +87,7 @@ def density(points: Values) -> Density:
     width = np.maximum(step, _WIDTH * spread * len(inside) ** (-1 / 6))
     counts = np.histogram2d(inside[:, 0], inside[:, 1], bins=GRID, range=((low, high), (low, high)))[0]
     heights = _smoothed(_smoothed(counts, width[0] / step).T, width[1] / step).T
+    # a mass of 1 on the grid: kernels at its border reach beyond it
     heights /= heights.sum() * step**2
     # 1 / (4 pi h_1 h_2) is the integral of the squared kernel
     noise = (4 * np.pi * len(inside) * width[0] * width[1]) ** -0.5
@@ -119,11 +115,11 @@ def _smoothed(values: Values, cells: float) -> Values:
 
 def _peaks(heights: Values, noise: float, centres: Values) -> tuple[Peak, ...]:
     """Cells from high to low: each joins the peak of its highest neighbour; where two peaks meet is their pass.
-
     ``noise`` is the standard error of a height over its root.
     """
     wide = GRID + 2
     padded = np.pad(heights, 1, constant_values=-1.0).ravel()  # a border, so that every cell has eight neighbours
+    # stable: cells of equal height have one order on every machine
     order = np.argsort(-padded, kind="stable")[: GRID**2].tolist()
     height_of: list[float] = padded.tolist()  # a list: the loop below reads single numbers
     around = (-wide - 1, -wide, -wide + 1, -1, 1, wide - 1, wide, wide + 1)
@@ -149,6 +145,7 @@ def _peaks(heights: Values, noise: float, centres: Values) -> tuple[Peak, ...]:
         highest, *lower = sorted({root(owner[neighbour]) for neighbour in visited})
         for peak in lower:
             top, saddle = height_of[tops[peak]], height_of[cell]
+            # the variances of both heights are proportional to these, and add up
             if top - saddle <= SIGMAS * noise * (top + saddle) ** 0.5:
                 parent[peak] = highest
                 mass[highest] += mass[peak]

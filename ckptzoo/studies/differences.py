@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,6 +15,7 @@ from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.loader.checkpoint import Checkpoint
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import parameters_by_layer
@@ -30,11 +31,8 @@ Read = Callable[[str], NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class LayerDifference:
-    """How the parameters of one layer differ.
-
-    ``distance`` is the norm of the difference; ``angle`` is in degrees, NaN where one of them is zero.
-    """
+class LayerDifference(JsonFields, derived=("relative",)):
+    """The difference of one layer's parameters: its norm, and the angle in degrees, NaN where one of them is zero."""
 
     layer: str
     size: int
@@ -48,13 +46,9 @@ class LayerDifference:
         """The distance over the first norm; 0 where both are zero."""
         return self.distance / self.first if self.first else (math.inf if self.distance else 0.0)
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {**asdict(self), "relative": self.relative}
-
 
 @dataclass(frozen=True, eq=False)
-class DifferenceStudy(StudyResult):
+class DifferenceStudy(StudyResult, without=("names",), derived=("is_identical",), named={"is_identical": "identical"}):
     """The difference of two checkpoints by layer, drawn as ``differences.png``.
 
     ``architecture`` is the first's; ``layers`` are compared as they are, in the last line all parameters together;
@@ -79,32 +73,21 @@ class DifferenceStudy(StudyResult):
         """Whether all tensors have the same bits."""
         return self.equal_tensors == self.tensors
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {
-            "first": self.names[0],
-            "second": self.names[1],
-            "architecture": self.architecture,
-            "identical": self.is_identical,
-            "equal_tensors": self.equal_tensors,
-            "tensors": self.tensors,
-            "buffers": list(self.buffers),
-            "layers": [item.to_json() for item in self.layers],
-            "aligned": [item.to_json() for item in self.aligned],
-            "not_aligned": self.not_aligned,
-        }
+    def to_json(self) -> Document:
+        first, second = self.names
+        return {**super().to_json(), "first": first, "second": second}
 
     def _lines(self) -> Iterator[RenderableType]:
         same = "all have the same bits" if self.is_identical else f"{self.equal_tensors:,} have the same bits"
-        found = [
+        rows = [
             ("first", self.names[0]),
             ("second", self.names[1]),
             ("tensors", f"{self.tensors:,} of {self.architecture}; {same}"),
         ]
         if self.buffers:
             listed = ", ".join(self.buffers[:_NAMED]) + (", ..." if len(self.buffers) > _NAMED else "")
-            found.append(("buffers", f"{len(self.buffers):,} differ: {listed}"))
-        yield facts(found)
+            rows.append(("buffers", f"{len(self.buffers):,} differ: {listed}"))
+        yield facts(rows)
         yield ""
         yield self._table()
         yield ""
@@ -191,10 +174,8 @@ def differences(
 
 
 def _shared_names(first: Architecture, second: Architecture, names: tuple[str, str]) -> dict[str, str]:
-    """Every tensor of the first to the name that the second stores it under.
-
-    Raises ``ZooError`` if one has a tensor that the other lacks, or in another shape.
-    """
+    """Map the first's tensor names to the second's; raises ``ZooError`` for missing tensors or other shapes."""
+    # tied tensors are stored once, and not by both under the same of their names
     known = {name: tensor for tensor in second.tensors for name in (tensor.name, *tensor.aliases)}
     own = {name: tensor for tensor in first.tensors for name in (tensor.name, *tensor.aliases)}
     lacking = [repr(name) for name in own if name not in known]
@@ -220,13 +201,14 @@ def _listed(items: list[str]) -> str:
 def _compared(by_layer: Mapping[str, list[str]], first: Read, second: Read) -> tuple[LayerDifference, ...]:
     """A line for each layer, and one for all of them together."""
     sums, sizes = np.zeros((len(by_layer), 3)), list[int]()
-    for place, tensors in enumerate(by_layer.values()):
+    for number, tensors in enumerate(by_layer.values()):
         sizes.append(0)
         for name in tensors:
+            # squares of float16 overflow from 256 on
             ours, theirs = np.asarray(first(name)).astype(np.float64), np.asarray(second(name)).astype(np.float64)
             # not finite ones give infinities and NaN, which are shown
             with np.errstate(invalid="ignore", over="ignore"):
-                sums[place] += [np.square(array).sum() for array in (ours, theirs, ours - theirs)]
+                sums[number] += [np.square(array).sum() for array in (ours, theirs, ours - theirs)]
             sizes[-1] += ours.size
     lines = [_line(*item) for item in zip(by_layer, sizes, sums, strict=True)]
     return (*lines, _line(ALL, sum(sizes), sums.sum(0)))
@@ -236,6 +218,7 @@ def _line(layer: str, size: int, squares: NDArray[np.float64]) -> LayerDifferenc
     first, second, distance = (float(value) for value in np.sqrt(squares))
     angle = math.nan
     if first > 0 and second > 0 and math.isfinite(first * second):
+        # the arccosine of a product near 1 would lose half of the digits of a small angle; rounding can leave [0, 1]
         sine = (distance**2 - (first - second) ** 2) / (4 * first * second)
         angle = math.degrees(2 * math.asin(math.sqrt(min(max(sine, 0.0), 1.0))))
     return LayerDifference(layer, size, first, second, distance, angle)
@@ -251,22 +234,23 @@ def _aligned(
     """Return the lines after alignment, or why there are none."""
     symmetry.check(first.arch)
     try:
-        found = align({name: second[own][None] for name, own in shared.items()}, dict(first), symmetry)
+        aligned = align({name: second[own][None] for name, own in shared.items()}, dict(first), symmetry)
     except SymmetryError as error:
         return (), str(error)
-    if not found.aligned.all():
+    if not aligned.aligned.all():
         return (), "the second checkpoint is not finite."
     # with matrices the blocks of both are balanced, so that both are taken as they were compared
-    balanced = found.reference
+    balanced = aligned.reference
     lines = _compared(
         by_layer,
         lambda name: balanced[name][0] if name in balanced else first[name],
-        lambda name: found.weights[name][0],
+        lambda name: aligned.weights[name][0],
     )
     return lines, None
 
 
 def _same_bits(first: NDArray[Any], second: NDArray[Any]) -> bool:
+    # compared as bytes, as NaN differs from itself and -0.0 equals 0.0
     ours, theirs = np.ascontiguousarray(first), np.ascontiguousarray(second)
     return ours.dtype == theirs.dtype and np.array_equal(
         ours.reshape(-1).view(np.uint8), theirs.reshape(-1).view(np.uint8)

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +21,7 @@ from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.kernels import Rule
 from ckptzoo.measure.mmd import p_value
 from ckptzoo.schema import layout
-from ckptzoo.schema.documents import digest_of
+from ckptzoo.schema.documents import Document, JsonFields, digest_of
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import blocks, flags, parameter_names, parameters_by_layer, table_of
 from ckptzoo.text import Progress, counted, printable
@@ -57,7 +57,12 @@ class Side:
 
 
 @dataclass(frozen=True, eq=False)
-class LayerDiscrepancy:
+class LayerDiscrepancy(
+    JsonFields,
+    without=("null", "squares"),
+    derived=("median", "mean", "most", "p", "spread", "offset"),
+    named={"most": "max"},
+):
     """A layer or a tensor.
 
     ``mmd2`` has (20,) estimates, 10 of Laplace kernels and 10 of Gaussian ones, with their (20,) ``bandwidths``;
@@ -74,12 +79,10 @@ class LayerDiscrepancy:
 
     @property
     def median(self) -> float:
-        """The median of the twenty."""
         return float(np.median(self.mmd2))
 
     @property
     def mean(self) -> float:
-        """The mean of the twenty."""
         return float(self.mmd2.mean())
 
     @property
@@ -94,40 +97,22 @@ class LayerDiscrepancy:
 
     @property
     def spread(self) -> float | None:
-        """How far Y's checkpoints are from their mean (root mean square), as a multiple of how far X's are from theirs.
-
-        None where X's are all equal.
-        """
+        """The root mean square of Y's checkpoints about their mean, over X's; None where X's are all equal."""
         within_x, within_y, _ = self.squares
         return float(np.sqrt(within_y / within_x)) if within_x > 0 else None
 
     @property
     def offset(self) -> float | None:
         """How far the two means are apart, in units of how far X's checkpoints are from theirs; unbiased in the square.
-
         None where X's are all equal; 0 where the unbiased square is negative.
         """
+        # |E x - E y|^2 = E|x - y|^2 - (E|x - x'|^2 + E|y - y'|^2) / 2, and E|x - x'|^2 is twice X's variance
         within_x, within_y, across = self.squares
         return float(np.sqrt(max(0.0, 2 * across - within_x - within_y) / within_x)) if within_x > 0 else None
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name, without the exchanges."""
-        return {
-            "name": self.name,
-            "parameters": self.parameters,
-            "median": self.median,
-            "mean": self.mean,
-            "max": self.most,
-            "p": self.p,
-            "spread": self.spread,
-            "offset": self.offset,
-            "mmd2": self.mmd2.tolist(),
-            "bandwidths": self.bandwidths.tolist(),
-        }
-
 
 @dataclass(frozen=True, eq=False)
-class Discrepancy(StudyResult):
+class Discrepancy(StudyResult, derived=("median", "mean", "most", "p"), named={"rule": "bandwidths", "most": "max"}):
     """The squared maximum mean discrepancy between two sets of checkpoints; drawn as ``mmd.png``.
 
     ``rule`` is the rule of the bandwidths: ``paper``, ``fixed`` or ``given``; ``shared`` counts members of one zoo that
@@ -161,7 +146,6 @@ class Discrepancy(StudyResult):
 
     @property
     def mean(self) -> float:
-        """Average over layers of the means."""
         return float(self.weights @ [item.mean for item in self.layers])
 
     @property
@@ -181,25 +165,9 @@ class Discrepancy(StudyResult):
         null = self.null
         return None if null is None else p_value(self.median, null)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name, without the exchanges themselves."""
-        return {
-            "x": asdict(self.x),
-            "y": asdict(self.y),
-            "architecture": self.architecture,
-            "bandwidths": self.rule,
-            "permutations": self.permutations,
-            "seed": self.seed,
-            "shared": self.shared,
-            "parameters": sum(item.parameters for item in self.layers),
-            "median": self.median,
-            "mean": self.mean,
-            "max": self.most,
-            "p": self.p,
-            "layers": [item.to_json() for item in self.layers],
-            "tensors": [item.to_json() for item in self.tensors],
-            "left_out": list(self.left_out),
-        }
+        return {**super().to_json(), "parameters": sum(item.parameters for item in self.layers)}
 
     def _lines(self) -> Iterator[RenderableType]:
         yield facts(self._facts())
@@ -226,7 +194,6 @@ class Discrepancy(StudyResult):
 
 
 def _cells(item: LayerDiscrepancy | Discrepancy) -> list[str]:
-    """The cells of the table for a layer, or for the average."""
     figures = [f"{100 * value:.3f}" for value in (item.median, item.mean, item.most)]
     return figures if item.p is None else [*figures, f"{item.p:.3g}"]
 
@@ -338,6 +305,7 @@ def mmd(
                 whole.include(distances)  # distances are sums over columns: those of the tensors add up
         layers.append(measured(layer, whole, permutations))
         if len(names) == 1:
+            # a tensor that is a layer alone is not measured twice
             tensors.append(replace(layers[-1], name=names[0]))
     return Discrepancy(
         x=side_x,
@@ -397,6 +365,7 @@ def measure_share(
     -0.001
     """
     sides = _Sides(zoo_x, zoo_y, variant, variant if variant_y is None else variant_y, device, saved_in)
+    # every n-th block, so that the blocks of a large tensor are spread over all shares
     chosen = sides.blocks[share[0] :: share[1]]
     total, done = sum(block.nbytes for block in chosen), 0
     for block in chosen:
@@ -408,7 +377,7 @@ def measure_share(
 
 
 @dataclass(frozen=True)
-class _Block:
+class _ColumnBlock:
     """Columns of a tensor: their number among all blocks, their indices, and the bytes of both zoos' weights there."""
 
     number: int
@@ -426,16 +395,17 @@ class _Sides:
         self.shapes = _shapes(zoo_x, zoo_y)
         (self.x, self.side_x), (self.y, self.side_y) = _chosen(zoo_x, variant_x), _chosen(zoo_y, variant_y)
         self._device, self._torch = device, None if device is None else _torch_on(device)
-        self.blocks: list[_Block] = []
+        self.blocks: list[_ColumnBlock] = []
         for name, shape in self.shapes.items():
             nbytes, size = sum(tensor.nbytes for tensor in self._tensors(name)), math.prod(shape)
             # max: a tensor may have an axis of size 0
             limit = max(1, BLOCK_BYTES // (nbytes // max(1, size) or 1))
             for index in blocks(shape, limit):
                 elements = math.prod(np.empty(shape, np.bool_)[index].shape)
-                self.blocks.append(_Block(len(self.blocks), name, index, elements * nbytes // max(1, size)))
+                self.blocks.append(_ColumnBlock(len(self.blocks), name, index, elements * nbytes // max(1, size)))
         self._saved = None
         if saved_in is not None:
+            # sums of other blocks, or on another device, differ in their last bits
             kinds = [_digest(self.x, variant_x), _digest(self.y, variant_y), BLOCK_BYTES, str(device)]
             self._saved = SavedBlocks(Path(saved_in), digest_of(kinds))
 

@@ -27,16 +27,8 @@ def scores(logs: Values, information: Values | None, sets: Mapping[str, slice], 
     is the doubt, -log max_c p_c, which orders inputs as 1 - max_c p_c does. With mutual information, its mean on each
     set, and ``information_auroc`` and ``information_fpr95`` with it as the score.
 
-    Parameters
-    ----------
-    logs
-        (N, C) logarithms of probabilities on the inputs of all sets.
-    information
-        (N,) mutual information; None for a single member, which has none.
-    sets
-        name to its inputs. The first is the networks' own; the others are to be separated from it.
-    targets
-        labels of the first set.
+    ``logs`` are (N, C) logarithms of probabilities on the inputs of all ``sets``, of which the first is the networks'
+    own and has the ``targets``; ``information`` is (N,), None for a single member, which has none.
     """
     own, *others = sets
     figures: Scores = {own: {name: float(score(logs[sets[own]], targets)) for name, score in RIGHT.items()}}
@@ -66,10 +58,8 @@ def log_softmax(logits: NDArray[np.generic]) -> Values:
 
 
 class SummedPredictions:
-    """The predictions of some members on the same N inputs, summed.
-
-    ``probabilities`` are the (N, C) sums of the members' probabilities, and ``entropies`` the (N,) sums of their
-    entropies.
+    """The predictions of some members on the same N inputs, summed. ``probabilities`` are the (N, C) sums of the
+    members' probabilities, and ``entropies`` the (N,) sums of their entropies.
     """
 
     def __init__(self, size: int, probabilities: Values, entropies: Values) -> None:
@@ -82,11 +72,9 @@ class SummedPredictions:
         return cls(1, probabilities, entropy(probabilities))
 
     def copy(self) -> "SummedPredictions":
-        """The same members, in arrays of its own."""
         return SummedPredictions(self.size, self.probabilities.copy(), self.entropies.copy())
 
     def add(self, other: "SummedPredictions") -> None:
-        """Add the members of another."""
         self.size += other.size
         self.probabilities += other.probabilities
         self.entropies += other.entropies

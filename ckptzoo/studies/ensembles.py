@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import disagreement
+from ckptzoo.schema.documents import Document, JsonFields, json_value
 from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Scores, SummedPredictions, log_softmax, scores
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import default_sets, flags, labels_of, predict_command
@@ -41,7 +42,7 @@ _PERCENT = {"accuracy", "ece", *OTHER}
 
 
 @dataclass(frozen=True)
-class Size:
+class Size(JsonFields):
     """Ensembles of one size.
 
     ``size`` is 1 for the members themselves; ``subsets`` counts the scored ensembles, no two of which share a member. A
@@ -66,40 +67,22 @@ class Size:
         """Return it with the figures of another for ensembles of this size on other sets."""
         return self if other is None else Size(self.size, other.subsets, other.scores | self.scores)
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        scores = [
-            {"set": name, **{figure: spread.to_json() for figure, spread in figures.items()}}
-            for name, figures in self.scores.items()
-        ]
-        return {"size": self.size, "subsets": self.subsets, "scores": scores}
+    def to_json(self) -> Document:
+        scores = [{"set": name, **json_value(figures)} for name, figures in self.scores.items()]
+        return {**super().to_json(), "scores": scores}
 
 
 @dataclass(frozen=True, eq=False)
-class Ensembles(StudyResult):
+class Ensembles(StudyResult, without=("accuracies",)):
     """The scores of single members and of ensembles of them.
 
-    Drawn as ``ensembles.png`` and ``members.png``, and ``detection.png`` where there are other sets.
-
-    Parameters
-    ----------
-    set, ood
-        the set that is scored, and those whose inputs are to be separated from its own.
-    ood_not_finite
-        other set to how many of the members are not finite on it, where some are. They are left out for that
-        set; where fewer than two remain, the set is not in ``ood``.
-    members
-        those that are finite on the set; ``not_finite`` more were left out.
-    seed
-        of the order in which members make ensembles.
-    accuracies
-        (members,) on the set, in that order.
-    sizes
-        ascending, from single members to all.
-    disagreement
-        set to the share of pairs of members that choose different classes, mean over the inputs.
-    references
-        name to accuracy, from elsewhere.
+    Drawn as ``ensembles.png`` and ``members.png``, and ``detection.png`` where there are other sets. ``set`` is scored,
+    and the inputs of the sets ``ood`` are to be separated from its own. ``members`` are finite on ``set``, and
+    ``not_finite`` more were left out; ``ood_not_finite`` maps other sets to how many of the members are not finite on
+    them and left out there: a set where fewer than two remain is not in ``ood``. ``seed`` determines the order in which
+    members make ensembles, which is that of the (members,) ``accuracies``; ``sizes`` ascend from single members to all;
+    ``disagreement`` maps sets to the share of pairs of members that choose different classes, mean over the inputs;
+    ``references`` maps names to accuracies from elsewhere.
     """
 
     file: ClassVar[str] = "ensembles.json"
@@ -152,15 +135,12 @@ class Ensembles(StudyResult):
         gain = means[self.members].mean - means[1].mean
         return (gain if name == "accuracy" else -gain) > 0
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name, without those of each member."""
-        names = ("name", "set", "inputs", "classes", "members", "not_finite", "seed")
         return {
-            **{name: getattr(self, name) for name in names},
-            "ood": list(self.ood),
+            **super().to_json(),
             "ood_not_finite": [{"set": name, "members": count} for name, count in self.ood_not_finite.items()],
             "diverged": int(self.diverged.sum()),
-            "sizes": [item.to_json() for item in self.sizes],
             "disagreement": [{"set": name, "pairs": share} for name, share in self.disagreement.items()],
             "enough": [
                 {"figure": name, "share": share, "size": self.enough(name, share)}
@@ -348,6 +328,7 @@ def ensembles(
     (by_size, disagreements), *more = [_scored(each, targets, read) for each in passes]
     sizes = {size: Size.of(size, figures) for size, figures in by_size.items()}
     for of_pass, disagreement_of in more:
+        # the own set was scored with all members in the first pass, and is here only to be told from the other one
         (name,) = disagreement_of.keys() - {own}
         disagreements[name] = disagreement_of[name]
         for size, figures in of_pass.items():
@@ -385,6 +366,7 @@ def _scored(
     sizes = _sizes(K)
     growing, votes = DisjointEnsembles(sizes), np.zeros((ends[-1], classes), np.int64)
     scored: dict[int, list[Scores]] = {size: [] for size in (1, *sizes)}
+    # a member has a K-th of all bytes
     batch_size = max(1, BATCH_BYTES * K // sum(item.logits.nbytes for item in predictions.values()))
     for batches in zip(*(item.stream(batch_size=batch_size) for item in predictions.values()), strict=True):
         logits = np.concatenate([batch["logits"] for batch in batches], axis=1)
@@ -403,6 +385,7 @@ def _scored(
 
 def _sizes(members: int) -> list[int]:
     """Return the sizes of ensembles, ascending and 2 or more each; the last is all members."""
+    # 2^(bit_length - 1) is the largest power of two that is not above the number
     powers = [2**power for power in range(1, members.bit_length())]
     return sorted({size for size in (*powers, *EXTRA, members) if size <= members})
 

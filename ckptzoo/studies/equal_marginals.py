@@ -23,21 +23,18 @@ Pairs = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PairTests:
-    """The p-values of some pairs of positions, of the same pairs in every variant.
-
-    ``p`` maps variants to (P,) p-values of the hypothesis that the weights at both positions have one distribution.
+    """The p-values of some pairs of positions, of the same pairs in every variant. ``p`` maps variants to (P,) p-values
+    of the hypothesis that the weights at both positions have one distribution.
     """
 
     p: dict[str, NDArray[np.float64]]
 
     @classmethod
     def join(cls, items: "list[PairTests]") -> "PairTests":
-        """All pairs of one or more comparisons."""
         return cls({variant: np.concatenate([item.p[variant] for item in items]) for variant in items[0].p})
 
     @property
     def pairs(self) -> int:
-        """The number of pairs that were compared."""
         return len(next(iter(self.p.values())))
 
     def share(self, variant: str) -> float | None:
@@ -53,7 +50,6 @@ class PairTests:
         return uniformity(self.p[variant]) if self.pairs else None
 
     def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
         figures = {"below": self.share, "median": self.median, "uniform": self.uniform}
         return {"pairs": self.pairs} | {
             name: {variant: figure(variant) for variant in self.p} for name, figure in figures.items()
@@ -81,6 +77,7 @@ def position_pairs(labels: NDArray[np.int64], rng: np.random.Generator, limit: i
 def _across(labels: NDArray[np.int64], limit: int, rng: np.random.Generator) -> Pairs:
     """Pair all positions at random, keep the pairs across orbits, and go on with the others."""
     unpaired, accepted = np.arange(len(labels)), [np.empty((0, 2), np.int64)]
+    # no pair is left where all positions are of one orbit
     while sum(map(len, accepted)) < limit and (labels[unpaired] != labels[unpaired[:1]]).any():
         unpaired = rng.permutation(unpaired)
         pairs = unpaired[: len(unpaired) // 2 * 2].reshape(-1, 2)
@@ -101,9 +98,11 @@ def compare_pairs(tensors: dict[str, StackedTensor], pairs: Pairs, rng: np.rando
     K = len(next(iter(tensors.values())))
     if K < LEAST or not len(pairs):
         return PairTests({variant: np.empty(0) for variant in tensors})
+    # each pair has a split of its own: with one split for all their p-values would share its luck
     members = rng.permuted(np.tile(np.arange(K), (len(pairs), 1)), axis=1)
     first, second = members[:, : K // 2], members[:, K // 2 : K // 2 * 2]
     positions, places = np.unique(pairs, return_inverse=True)
+    # reshaped: numpy's inverse is flat before 2.0, and has the shape of the argument since
     left, right = places.reshape(-1, 2, 1).transpose(1, 0, 2)
     p: dict[str, NDArray[np.float64]] = {}
     for variant, tensor in tensors.items():

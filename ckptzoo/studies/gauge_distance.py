@@ -1,8 +1,7 @@
 """How far raw checkpoints are from a variant: where their channels go, and by how much they are scaled."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +11,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.neuron_orders import NeuronOrder, orders
@@ -29,7 +29,7 @@ _Read = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class OrderDistance:
+class OrderDistance(JsonFields):
     """The effect of the permutations of one order on raw checkpoints; spreads are over checkpoints.
 
     An order holds ``n`` things, and a checkpoint has ``orders`` orders, over which figures are means; ``moved`` is the
@@ -54,14 +54,13 @@ class OrderDistance:
         """The transpositions to expect of a random order."""
         return random_transpositions(self.n)
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
+    def to_json(self) -> Document:
         random = {"moved": self.random_moved, "transpositions": self.random_transpositions, "tau": 0.0}
-        return {**asdict(self), "random": random}
+        return {**super().to_json(), "random": random}
 
 
 @dataclass(frozen=True)
-class Scaling:
+class Scaling(JsonFields):
     """The scales of one group, over all its channels in all checkpoints.
 
     ``kind`` is ``"positive"``, ``"sign"`` or ``"nonzero"``; ``quantiles`` are those of the scales' moduli at
@@ -76,26 +75,19 @@ class Scaling:
     size: float | None
     flipped: float | None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name; the quantiles by their shares."""
         values = self.quantiles
         named = None if values is None else dict(zip(map(str, QUANTILES), values, strict=True))
-        return {**asdict(self), "quantiles": named}
+        return {**super().to_json(), "quantiles": named}
 
 
 @dataclass(frozen=True)
-class LayerDistance:
-    """``||variant - raw|| / ||raw||`` of one layer, L2 norms over its floating tensors; the spread is over checkpoints.
-
-    ``relative`` is None where every raw norm is 0.
-    """
+class LayerDistance(JsonFields):
+    """``||variant - raw|| / ||raw||`` of a layer's floating tensors; None where every raw norm is 0."""
 
     layer: str
     relative: Spread | None
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return asdict(self)
 
 
 def gauge_distance(
@@ -151,6 +143,7 @@ def _scaling(group: Group, scales: StackedTensor, read: _Read) -> Scaling:
     for rows in _batches(len(scales), scales.shape[1] * 8):
         array = scales[rows]
         values.add(np.abs(array))
+        # |ln s| is the same for s and 1 / s, so that shrinking and growing count alike
         sizes.add(np.abs(np.log(np.abs(array))))
         negative += int((array < 0).sum())
         read(array.nbytes)
@@ -171,6 +164,7 @@ def _layer_distance(zoo: Zoo, variant: str, layer: str, read: _Read) -> LayerDis
             flat = before.reshape(len(before), -1).astype(np.float64)
             size[rows] += _squares(flat)
             change[rows] += _squares(after.reshape(len(after), -1) - flat)
+    # a layer of zeros has 0 / 0, which Spread leaves out
     with np.errstate(invalid="ignore", divide="ignore"):
         return LayerDistance(layer, Spread.of(np.sqrt(change / size)))
 

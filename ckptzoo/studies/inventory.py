@@ -1,10 +1,9 @@
 """What is in this zoo? Counts, variants, sizes and the spread of the accuracies, from the metadata alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +23,7 @@ from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.loader.zoo import open as open_zoo
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.equivalence import checked_difference
 from ckptzoo.schema.layout import predictions_name
 from ckptzoo.schema.metadata import DIFFERENCES
@@ -66,10 +66,7 @@ class VariantSummary:
 
 @dataclass(frozen=True)
 class PredictionSummary:
-    """Outputs of a whole zoo on a set of inputs, those of retracted checkpoints left out.
-
-    ``nbytes`` is the size of its shards, the retracted checkpoints included.
-    """
+    """A whole zoo's outputs on a set of inputs; retracted checkpoints count in ``nbytes`` of the shards alone."""
 
     set: str
     checkpoints: int
@@ -80,31 +77,17 @@ class PredictionSummary:
 
 
 @dataclass(frozen=True)
-class Inventory(PrintedResult):
+class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
     """The contents of a zoo, or of a selection of one.
 
-    Parameters
-    ----------
-    diverged, not_finite, retracted
-        checkpoints too, not members; the last of the whole zoo.
-    total
-        checkpoints of the zoo, the retracted ones left out.
-    layers
-        layer to its tensors' names and shapes.
-    test_accuracy
-        of each member's last step, where it is finite and did not diverge; None where none was measured.
-    stated
-        the number of values in ``test_accuracy`` that contributors state and nobody measured in the zoo.
-    told
-        distinct values of the columns in ``ORIGIN``, with the number of checkpoints that have each.
-    untold
-        the number of checkpoints without a value, for the columns of ``told``; what holds for them where
-        licence or contributor is lacking, the zoo's page says.
-    groups
-        the symmetries of each group of channels; none where the zoo has no symmetry table.
-    columns
-        of the metadata in which some checkpoint of the selection has a value, and ``extra.<key>`` for what is
-        within the column ``extra``.
+    ``total`` counts the zoo's checkpoints but for the retracted ones; ``diverged``, ``not_finite`` and ``retracted``
+    count checkpoints too, not members, the last of the whole zoo. ``layers`` maps layers to their tensors' names and
+    shapes. ``test_accuracy`` is over the last steps of members that are finite and did not diverge, None where none was
+    measured; ``stated`` of its values contributors state and nobody measured in the zoo. ``told`` has the distinct
+    values of the columns in ``ORIGIN``, with the number of checkpoints that have each, and ``untold`` the number
+    without one: the zoo's page says what holds for these where licence or contributor is lacking. ``groups`` are the
+    symmetries of each group of channels. ``columns`` are those in which some checkpoint of the selection has a value,
+    and ``extra.<key>`` for what is within the column ``extra``.
     """
 
     name: str
@@ -135,16 +118,15 @@ class Inventory(PrintedResult):
         """Bytes of all shards of the zoo."""
         return sum(item.nbytes for item in (*self.variants, *self.predictions))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Everything by name; what is unknown is None."""
         layers = [
             {"layer": layer, "tensors": [{"name": name, "shape": list(shape)} for name, shape in tensors.items()]}
             for layer, tensors in self.layers.items()
         ]
-        return {**asdict(self), "layers": layers, "nbytes": self.nbytes}
+        return {**super().to_json(), "layers": layers}
 
     def print(self, console: Console | None = None) -> None:
-        """Print it as tables on a rich console, by default the standard output."""
         (console or Console()).print(Group(*self.lines()), markup=False, highlight=False)
 
     def lines(self) -> Iterator[RenderableType]:
@@ -314,7 +296,7 @@ def _filled(table: pa.Table) -> list[str]:
 
 
 @dataclass(frozen=True)
-class ZooListing(PrintedResult):
+class ZooListing(PrintedResult, JsonFields):
     """The zoos of a folder or of a collection.
 
     ``zoos`` maps folders to inventories; ``notes`` say which zoos differ from the collection's record: missing,
@@ -327,14 +309,7 @@ class ZooListing(PrintedResult):
     is_collection: bool = False
     path: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything by name."""
-        zoos = {folder: item.to_json() for folder, item in self.zoos.items()}
-        about = {"name": self.name, "path": self.path, "is_collection": self.is_collection}
-        return {**about, "zoos": zoos, "notes": list(self.notes)}
-
     def print(self, console: Console | None = None) -> None:
-        """Print a table on a rich console, by default the standard output."""
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
         table.add_column("zoo", no_wrap=True)
         for name in ("checkpoints", "members", "size", "test accuracy"):
@@ -354,7 +329,7 @@ class ZooListing(PrintedResult):
 
 @checked
 def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
-    """What a zoo holds, or each zoo of a collection or of a folder.
+    """Take stock of a zoo, or of each zoo of a collection or of a folder.
 
     Parameters
     ----------
@@ -370,6 +345,7 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
     64
     """
     path = Path(address)
+    # an empty path is the working folder
     names = zoo_folders(path) if address and path.is_dir() and not (path / layout.ZOO).exists() else []
     if names and not (path / layout.COLLECTION).exists():
         listed = _listing(path.resolve().name, {folder: open_zoo(path / folder) for folder in names}, where)
@@ -389,10 +365,7 @@ def take_stock(address: str, where: Filters = None) -> Inventory | ZooListing:
 
 
 def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) -> ZooListing:
-    """List the zoos of a collection as they are now, and how they differ from its record.
-
-    ``folders`` are the zoos' folders, where the collection is on this machine.
-    """
+    """List the zoos of a collection as they are now, here in ``folders``, and how they differ from its record."""
     zoos, notes = dict[str, Zoo](), list[str]()
     entries = {entry.folder: entry for entry in collection.entries}
     for folder in dict.fromkeys((*entries, *folders)):
@@ -412,8 +385,8 @@ def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) 
 def _listing(name: str, zoos: Mapping[str, Zoo], where: Filters, notes: Sequence[str] = ()) -> ZooListing:
     """List the contents of zoos; with a condition only zoos in which something is selected."""
     chosen = {folder: zoo if where is None else zoo.where(where) for folder, zoo in zoos.items()}
-    held = {folder: inventory(zoo) for folder, zoo in chosen.items() if where is None or len(zoo)}
-    return ZooListing(name, held, tuple(notes))
+    inventories = {folder: inventory(zoo) for folder, zoo in chosen.items() if where is None or len(zoo)}
+    return ZooListing(name, inventories, tuple(notes))
 
 
 def _drawn(item: MethodDraws) -> str:
@@ -462,5 +435,6 @@ def _largest(column: pa.ChunkedArray) -> float | None:
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:
     """The distinct values, the most frequent first; empty ones are left out."""
     counts = {item["values"].as_py(): item["counts"].as_py() for item in column.value_counts()}
+    # equally frequent ones by their text, whatever the order of the rows
     ordered = sorted(counts, key=lambda value: (-counts[value], str(value)))
     return {str(value): counts[value] for value in ordered if value}

@@ -40,28 +40,26 @@ def least_midpoints(
     blocks, places = (int(swapped), 1 - int(swapped)), (int(one), int(other))
     order = np.concatenate([block * _SIZE + orders[place] for block, place in zip(blocks, places, strict=True)])
     element = GroupElement.identity(table, 1)
-    found = {_BLOCKS: np.array(blocks), _BLOCKS * _SIZE: order}
+    # an OptuNet's groups are told by their sizes, 2 and 10
+    order_by_group = {_BLOCKS: np.array(blocks), _BLOCKS * _SIZE: order}
     for group in table.groups:
-        element.perms[group.id][0] = found[group.n]
+        element.perms[group.id][0] = order_by_group[group.n]
     return element
 
 
 def _tables(evaluator: Any, first: Weights, second: Weights) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """(a, b, i, j, N, classes): what a channel halfway adds to the logits, and the bias halfway.
-
-    Each is what an OptuNet computes whose other channels are 0.
-    """
+    """(a, b, i, j, N, classes) logits of an OptuNet with one channel halfway, the others 0; and the bias halfway."""
     half = {name: (first[name][0].astype(np.float64), second[name][0].astype(np.float64)) for name in first}
     count = (_BLOCKS * _SIZE) ** 2
     weights = {name: np.zeros((count, *array[0].shape), np.float32) for name, array in half.items()}
-    for place, (channel, other) in enumerate(np.ndindex(_BLOCKS * _SIZE, _BLOCKS * _SIZE)):
+    for row, (channel, other) in enumerate(np.ndindex(_BLOCKS * _SIZE, _BLOCKS * _SIZE)):
         ours, theirs = half["conv1.weight"]
         # one channel of the first layer and one of the second, put first
-        weights["conv1.weight"][place, 0] = (ours[channel // _SIZE] + theirs[other // _SIZE]) / 2
+        weights["conv1.weight"][row, 0] = (ours[channel // _SIZE] + theirs[other // _SIZE]) / 2
         ours, theirs = half["conv2.weight"]
-        weights["conv2.weight"][place, 0] = (ours[channel] + theirs[other]) / 2
+        weights["conv2.weight"][row, 0] = (ours[channel] + theirs[other]) / 2
         ours, theirs = half["fc.weight"]
-        weights["fc.weight"][place, :, 0] = (ours[:, channel] + theirs[:, other]) / 2
+        weights["fc.weight"][row, :, 0] = (ours[:, channel] + theirs[:, other]) / 2
     outputs = evaluator.outputs(weights)
     shape = (_BLOCKS, _SIZE, _BLOCKS, _SIZE, *outputs.shape[1:])
     return outputs.reshape(shape).swapaxes(1, 2), np.mean(half["fc.bias"], axis=0)
@@ -84,7 +82,9 @@ def _losses(
             # (P, N, classes): the sum of the five channels of a block, for every order
             ours = some[0, swapped, channels, orders].sum(1) + bias
             theirs = some[1, 1 - swapped, channels, orders].sum(1)
+            # relative to the label's logit: the cross-entropy is then the logarithm of the sum of exponentials
             ours, theirs = ours - ours[labels][..., None], theirs - theirs[labels][..., None]
+            # the largest term of each factor is taken out, so that no exponential overflows
             peaks = [array.max(2) for array in (ours, theirs)]
             ours, theirs = np.exp(ours - peaks[0][..., None]), np.exp(theirs - peaks[1][..., None])
             # a product (P, classes) @ (classes, P) for every input

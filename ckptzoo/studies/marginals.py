@@ -13,11 +13,12 @@ from ckptzoo.console import columns
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import Document
 from ckptzoo.studies.equal_marginals import LEAST, LEVEL, RESOLVED, PairTests, compare_pairs, position_pairs
 from ckptzoo.studies.principal_components import LayerComponents, bytes_to_read, layer_components
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import parameter_names, parameters_by_layer, table_of, thinned, usable_rows
-from ckptzoo.studies.shared.value_histograms import Histogram, histograms
+from ckptzoo.studies.shared.value_histograms import TensorHistogram, histograms
 from ckptzoo.symmetry.counts import orbits
 from ckptzoo.text import Progress, counted, counter, printable
 
@@ -35,7 +36,7 @@ class Marginal:
     says nothing.
     """
 
-    histogram: Histogram
+    histogram: TensorHistogram
     orbits: int
     within: PairTests
     across: PairTests
@@ -55,7 +56,7 @@ class Marginal:
 
 
 @dataclass(frozen=True, eq=False)
-class Marginals(StudyResult):
+class Marginals(StudyResult, derived=("within", "across")):
     """The marginals of a zoo's weights, raw and in a variant.
 
     Drawn as ``marginals.png``, ``pvalues.png`` and ``components.png``, the latter two where there is something to show.
@@ -84,20 +85,9 @@ class Marginals(StudyResult):
         """The pairs across orbits of all tensors together."""
         return PairTests.join([item.across for item in self.tensors])
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name, without the densities and the p-values."""
-        return {
-            "name": self.name,
-            "variant": self.variant,
-            "architecture": self.architecture,
-            "members": self.members,
-            "left_out": self.left_out,
-            "level": LEVEL,
-            "within": self.within.to_json(),
-            "across": self.across.to_json(),
-            "tensors": [item.to_json() for item in self.tensors],
-            "layers": [item.to_json() for item in self.layers],
-        }
+        return {**super().to_json(), "level": LEVEL}
 
     def _lines(self) -> Iterator[RenderableType]:
         left_out = f"; {self.left_out:,} left out" if self.left_out else ""
@@ -153,7 +143,6 @@ class Marginals(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """Say what the tests show together."""
         if self.members < LEAST:
             yield f"Too few members to compare marginals: expected {LEAST} or more, got {self.members}."
         elif not self.within.pairs:
@@ -259,7 +248,6 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: Seed = 0, progress:
 
 
 def _cells(tests: PairTests, variants: Sequence[str]) -> list[str]:
-    """The cells of the table for these pairs."""
     cells = [f"{tests.pairs:,}"]
     for variant in variants:
         cells += [f"{tests.share(variant):.1%}", f"{tests.median(variant):.2g}"]

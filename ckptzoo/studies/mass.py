@@ -1,7 +1,7 @@
 """How far are trained networks from the least mass that rescaling their neurons can reach?"""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from ckptzoo.arguments import Size, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import evenly, own_table, parameters_by_layer, thinned, usable_rows
@@ -46,12 +47,11 @@ class Largest:
     after: Values
 
     def to_json(self) -> dict[str, Any]:
-        """Quantiles over the networks."""
         return {"layer": self.layer, "before": quantiles(self.before), "after": quantiles(self.after)}
 
 
 @dataclass(frozen=True)
-class ConvexCheck:
+class ConvexCheck(JsonFields, derived=("difference",)):
     """The least mass of one network as both solvers found it, each with the certified bound of its excess.
 
     ``mass`` and ``gap`` are from ``ckptzoo.symmetry.min_mass``, ``convex_mass`` and ``convex_gap`` from cvxpy with
@@ -69,35 +69,18 @@ class ConvexCheck:
         """By how much cvxpy's mass is above the other, relative to it."""
         return (self.convex_mass - self.mass) / self.mass
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {**asdict(self), "difference": self.difference}
-
 
 @dataclass(frozen=True, eq=False)
 class Masses(StudyResult):
     """Masses of M networks as trained and at the least mass that scales reach; drawn as ``mass.png``.
 
-    Parameters
-    ----------
-    formulation
-        what scales may do where there are BatchNorms; see ``ckptzoo.symmetry.min_mass``.
-    registered
-        the name of the architecture in ``ckptzoo.archs``; None where it has none.
-    members
-        M, networks that are finite, there and at the least mass, and did not diverge; each at its last step.
-    before, after
-        (M,) sums of squared weights, biases apart, of what is on a path from input to output.
-    gap
-        (M,) certified: the least mass is below ``after`` by at most this, relative to it.
-    worst
-        the network with the largest gap.
-    degenerate
-        (M,) channels that no path joins to input and output; they have no least mass.
-    layers
-        largest elements, from input to output.
-    convex
-        networks that cvxpy solved too.
+    ``formulation`` says what scales may do where there are BatchNorms; see ``ckptzoo.symmetry.min_mass``.
+    ``registered`` is the architecture's name in ``ckptzoo.archs``, None where it has none. The ``members`` are finite,
+    as trained and at the least mass, and did not diverge. ``before`` and ``after`` are (M,) sums of squared weights,
+    biases apart, of what is on a path from input to output; the least mass is certified to be below ``after`` by at
+    most the (M,) ``gap``, relative to it, which is largest in the network ``worst``. ``degenerate`` are (M,) numbers of
+    channels that no path joins to input and output; they have no least mass. ``convex`` are the networks that cvxpy
+    solved too.
     """
 
     file: ClassVar[str] = "mass.json"
@@ -303,8 +286,8 @@ def _convex_checks(
     places = evenly(len(zoo), count)
     chosen = zoo.take(places)
     weights = {name: chosen[name][:] for name in zoo.arch.names}
-    found = min_mass(weights, symmetry, formulation=formulation, engine="cvxpy")
-    figures = np.stack([mass[places], gap[places], found.mass_after, found.gap], 1).tolist()
+    least = min_mass(weights, symmetry, formulation=formulation, engine="cvxpy")
+    figures = np.stack([mass[places], gap[places], least.mass_after, least.gap], 1).tolist()
     return tuple(ConvexCheck(id, *row) for id, row in zip(chosen.ids, figures, strict=True))
 
 
@@ -341,6 +324,7 @@ def _figures(values: Values) -> list[str]:
 def largest_of(tensor: NDArray[np.generic]) -> Values:
     """The largest absolute values of each layer."""
     flat = tensor.reshape(len(tensor), -1)
+    # without a copy of all absolute values
     return np.maximum(flat.max(axis=1), -flat.min(axis=1)).astype(np.float64)
 
 

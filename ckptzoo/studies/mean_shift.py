@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import require
+from ckptzoo.schema.documents import Document, JsonFields
 
 QUANTILES = (0.05, 0.1, 0.2, 0.3, 0.5)
 """Quantiles for ``sklearn.cluster.estimate_bandwidth``; 0.3 is its default."""
@@ -17,6 +18,7 @@ RUNS = BANDWIDTHS + len(QUANTILES)
 """Runs of mean shift for one curve."""
 WIDE = 1024
 """Points with more coordinates than this are replaced by their principal components."""
+# well above the rounding of distances from inner products, about 1e-7 of the largest (PointSet)
 _SAME = 1e-5
 """Points closer than this fraction of the median distance count as one."""
 _RANK = 1e-14
@@ -40,7 +42,7 @@ class BandwidthEstimate:
 
 
 @dataclass(frozen=True, eq=False)
-class ModeCurve:
+class ModeCurve(JsonFields, derived=("apart_up_to", "one_from"), named={"median": "median_distance"}):
     """The number of modes of n points against the bandwidth.
 
     ``points`` counts all points and ``distinct`` those that differ; ``median`` is the median distance between two
@@ -83,45 +85,18 @@ class ModeCurve:
                 first = end
         return best
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        steadiest = self.steadiest
-        return {
-            "points": self.points,
-            "distinct": self.distinct,
-            "median_distance": self.median,
-            "bandwidths": self.bandwidths.tolist(),
-            "modes": self.modes.tolist(),
-            "apart_up_to": self.apart_up_to,
-            "one_from": self.one_from,
-            "steadiest": None if steadiest is None else {"modes": steadiest[0], "factor": steadiest[1]},
-            "estimates": [
-                {
-                    "quantile": item.quantile,
-                    "bandwidth": item.bandwidth,
-                    "modes": item.modes,
-                    "largest": item.largest,
-                }
-                for item in self.estimates
-            ],
-        }
+    def to_json(self) -> Document:
+        steadiest = None if self.steadiest is None else dict(zip(("modes", "factor"), self.steadiest, strict=True))
+        return {**super().to_json(), "steadiest": steadiest}
 
 
 @dataclass(frozen=True, eq=False)
-class WeightSpace:
-    """The weights of one layer, or of all.
-
-    ``curves`` maps variants to what mean shift finds, None where all members have the same weights.
-    """
+class WeightSpace(JsonFields):
+    """The weights of one layer, or of all; ``curves`` has None for a variant in which all members are equal."""
 
     label: str
     parameters: int
     curves: dict[str, ModeCurve | None]
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        curves = {name: None if curve is None else curve.to_json() for name, curve in self.curves.items()}
-        return {"label": self.label, "parameters": self.parameters, "curves": curves}
 
 
 class PointSet:
@@ -144,6 +119,7 @@ class PointSet:
         centred = columns - columns.mean(axis=0)
         self._gram += centred @ centred.T
         self.width += columns.shape[1]
+        # of wide points the inner products are enough
         self._columns = [*self._columns, centred] if self.width <= WIDE else []
 
     def coordinates(self) -> Values:
@@ -172,6 +148,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
         for _ in range(RUNS):
             done()
         return None
+    # more than half of the pairs can be copies of one point
     median = float(np.median(pairs)) or float(pairs.max())
     same = distances <= _SAME * median
     distinct = int((same.argmax(axis=1) == np.arange(len(points))).sum())
@@ -184,6 +161,7 @@ def mode_curve(points: Values, done: Callable[[], None]) -> ModeCurve | None:
             # bin_seeding is off by default: every point is a seed
             labels = cluster.MeanShift(bandwidth=bandwidth).fit(points).labels_
         done()
+        # no label is -1: by default (cluster_all) points within no kernel join the nearest mode
         return np.bincount(labels)
 
     modes = np.array([len(mode_sizes(float(bandwidth))) for bandwidth in bandwidths], np.int64)

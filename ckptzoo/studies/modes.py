@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import Document
 from ckptzoo.studies.mean_shift import QUANTILES, RUNS, ModeCurve, PointSet, WeightSpace, mode_curve
 from ckptzoo.studies.shared.result import StudyResult, counts_json, permutations_text
 from ckptzoo.studies.shared.selection import evenly, parameter_names, parameters_by_layer, table_of, usable_rows
@@ -57,14 +58,8 @@ class Modes(StudyResult):
     layers: int
     spaces: tuple[WeightSpace, ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        names = ("name", "variant", "architecture", "parameters", "members", "usable", "left_out", "layers")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "counts": counts_json(self.counts),
-            "spaces": [space.to_json() for space in self.spaces],
-        }
+    def to_json(self) -> Document:
+        return {**super().to_json(), "counts": counts_json(self.counts)}
 
     def _lines(self) -> Iterator[RenderableType]:
         yield facts(self._facts())
@@ -112,11 +107,11 @@ class Modes(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """Say what the table shows."""
         known = [
             (curve, space.label, variant)
             for space in self.spaces
             for variant, curve in space.curves.items()
+            # two points are two modes or one: no number is between
             if curve is not None and curve.distinct > 2
         ]
         if not known:
@@ -241,7 +236,6 @@ def _coordinates(zoo: Zoo, names: list[str], variant: str) -> Iterator[NDArray[n
 
 
 def _cells(curve: ModeCurve | None) -> list[str]:
-    """The cells of a row of the table."""
     if curve is None:
         return ["1"] * len(QUANTILES) + ["-"] * 3
     modes = ["-" if item.modes is None else f"{item.modes:,}" for item in curve.estimates]

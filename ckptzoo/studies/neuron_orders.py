@@ -1,12 +1,12 @@
 """The orders of neurons: of channels of each group within their blocks, and of blocks, and their keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.groups import Fixed, Group, Like, Wreath
+from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import canonicalize, ordering_keys
 from ckptzoo.symmetry.arrays import Stacked, by_channel, positions
@@ -42,13 +42,14 @@ class NeuronOrder:
         ``perms`` are the group's (K, g * k) permutations: channel i of the variant is channel ``perms[:, i]`` of raw.
         Returns (K, v, n): v is 1 for blocks, else the number of blocks; each last axis holds 0 to n - 1.
         """
+        # argsort of a permutation is its inverse, from raw places to those of the variant
         ranks = np.argsort(perms, axis=1).reshape(len(perms), self.g, self.k)
+        # blocks move as a whole: the first channel of each shows where it goes
         return ranks[:, None, :, 0] // self.k if self.blocks else ranks % self.k
 
     def keys(self, keys: NDArray[np.float64], *, largest: bool = False) -> NDArray[np.float64]:
-        """The keys of what is ordered, (K, v, n), from those of the group's raw channels, (K, g * k).
-
-        ``largest`` says whether a block goes by the largest of its keys; by default by the smallest, as in gauges.
+        """The keys of what is ordered, (K, v, n), from those of the group's raw channels, (K, g * k). ``largest`` says
+        whether a block goes by the largest of its keys; by default by the smallest, as in gauges.
         """
         by_block = keys.reshape(len(keys), self.g, self.k)
         if not self.blocks:
@@ -57,9 +58,8 @@ class NeuronOrder:
 
 
 def orders(symmetry: Symmetry) -> tuple[NeuronOrder, ...]:
-    """The orders of a table, from input to output, without those of a single thing and those of Fixed groups.
-
-    Groups that are ``Like`` another share its order. The first group that names a block permutation decides it.
+    """The orders of a table, from input to output, without those of a single thing and those of Fixed groups. Groups
+    that are ``Like`` another share its order. The first group that names a block permutation decides it.
     """
     ordered: list[NeuronOrder] = []
     outers: set[str] = set()
@@ -106,14 +106,7 @@ def first_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
     """
     canonical = canonicalize(weights, symmetry, gauge="first-weight")
     keys_by_group: Keys = {}
-    for group in symmetry.groups:
-        if isinstance(group.perm, Like):
-            continue
-        writers = [
-            action
-            for action in symmetry.actions
-            if action.exponent == 1 and any(item.group == group.id for item in action.segments)
-        ]
+    for group, writers in _writers(symmetry):
         # the tensor that the gauge looks at: weights or a gain before biases (as ckptzoo.symmetry.moments sorts them)
         action = min(writers, key=lambda action: action.role not in ("out", "gain"))
         channels = by_channel(np.asarray(canonical.weights[action.tensor]), action)
@@ -126,6 +119,20 @@ def first_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
     return keys_by_group
 
 
+def _writers(symmetry: Symmetry) -> Iterator[tuple[Group, list[AxisAction]]]:
+    """Each group that has an order of its own, and the axes that write its channels."""
+    for group in symmetry.groups:
+        if not isinstance(group.perm, Like):
+            yield (
+                group,
+                [
+                    action
+                    for action in symmetry.actions
+                    if action.exponent == 1 and any(item.group == group.id for item in action.segments)
+                ],
+            )
+
+
 def largest_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
     """The largest of each channel's incoming weights as they are, neither scaled nor without their sign.
 
@@ -134,14 +141,7 @@ def largest_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
     names to raw tensors, (K, *shape).
     """
     keys_by_group: Keys = {}
-    for group in symmetry.groups:
-        if isinstance(group.perm, Like):
-            continue
-        writers = [
-            action
-            for action in symmetry.actions
-            if action.exponent == 1 and any(item.group == group.id for item in action.segments)
-        ]
+    for group, writers in _writers(symmetry):
         role = min((action.role for action in writers), key=("out", "gain", "bias").index)
         largest: list[NDArray[np.float64]] = []
         for action in (item for item in writers if item.role == role):

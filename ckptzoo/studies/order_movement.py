@@ -1,12 +1,12 @@
 """How the orders of members change between two steps, against keys that move by independent noise."""
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.measure.ranks import kendall, noise_tau, normal_tau, normal_tau_sd
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.symmetry.transpositions import random_transpositions, transpositions
 
 ENOUGH = 8
@@ -20,29 +20,16 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Movement:
+class Movement(JsonFields, derived=("noise", "than_noise", "normal", "than_normal")):
     """One order at two steps; means over members, which are independent, with standard errors over them.
 
-    Parameters
-    ----------
-    n
-        how many things an order holds; a member's figures are means over its ``orders``.
-    members
-        how many have both steps.
-    tau, tau_se
-        Kendall's tau between the ranks at the two steps; the error is None for a single member.
-    transpositions, transpositions_se
-        exchanges that lead from one order to the other.
-    changed
-        the share of the orders that are not the same at both steps.
-    distance
-        d, how far the keys moved: the standard deviation of their change over theirs at the first step, within
-        orders, pooled over members; NaN where all keys are equal.
-    correlation
-        of the keys at the two steps, pooled in the same way.
-    noise_error, normal_error
-        standard errors of ``tau - noise`` and of ``tau - normal``: by the jackknife over members, or where that
-        is larger the error that normal keys would have. None for a single member.
+    An order holds ``n`` things; a member's figures are means over its ``orders``, and ``members`` have both steps.
+    ``tau`` is Kendall's, between the ranks at the two steps; ``transpositions`` lead from one order to the other;
+    ``changed`` is the share of the orders that are not the same. ``distance`` is d, how far the keys moved: the
+    standard deviation of their change over theirs at the first step, within orders, pooled over members, NaN where all
+    keys are equal; ``correlation`` is that of the keys at the two steps, pooled in the same way. ``noise_error`` and
+    ``normal_error`` are standard errors of ``tau - noise`` and of ``tau - normal``: by the jackknife over members, or
+    where that is larger the error that normal keys would have. Errors are None for a single member.
     """
 
     label: str
@@ -89,11 +76,8 @@ class Movement:
             return AS
         return MORE if excess > 0 else LESS
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        random = {"tau": 0.0, "transpositions": random_transpositions(self.n)}
-        derived = ("noise", "than_noise", "normal", "than_normal")
-        return {**asdict(self), **{name: getattr(self, name) for name in derived}, "random": random}
+    def to_json(self) -> Document:
+        return {**super().to_json(), "random": {"tau": 0.0, "transpositions": random_transpositions(self.n)}}
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,7 +119,6 @@ class MemberMovements:
 
     @classmethod
     def join(cls, parts: "list[MemberMovements]") -> "MemberMovements":
-        """Concatenate the members of several."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in cls.__dataclass_fields__))
 
     def movement(self, label: str, n: int, orders: int, pair: tuple[int, int]) -> Movement:
@@ -163,6 +146,7 @@ class MemberMovements:
             float(self.changed.mean()),
             distance,
             correlation,
+            # a member's tau is a mean over its orders, of which each has that deviation
             _excess_error(tau - noise_tau(without[0]), float(normal_tau_sd(noise_correlation, n)) / orders**0.5),
             _excess_error(tau - normal_tau(without[1]), float(normal_tau_sd(correlation, n)) / orders**0.5),
         )

@@ -17,7 +17,7 @@ from ckptzoo.schema import layout
 from ckptzoo.studies.inventory import Inventory, inventory
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import BATCH_BYTES, evenly, usable_rows, weight_names
-from ckptzoo.studies.shared.value_histograms import Histogram, histograms
+from ckptzoo.studies.shared.value_histograms import TensorHistogram, histograms
 from ckptzoo.text import Progress
 
 MAX_PANELS = 24
@@ -29,7 +29,7 @@ MIN_STEPS = 3
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class WeightPair:
     """The first and the last incoming weight of the first output neuron, in one or two variants.
 
     ``names`` are the names of the two weights, such as ``fc.weight[0, 0]``; ``points`` maps variants to (n, 2), the
@@ -53,12 +53,8 @@ class Pair:
 
 
 @dataclass(frozen=True, eq=False)
-class Trajectories:
-    """Test accuracies along the training.
-
-    ``steps`` are (S,) int64, rising; ``accuracies`` are (M, S), NaN where a member has no such checkpoint or nothing
-    was measured.
-    """
+class AccuracyTrajectories:
+    """Test accuracies (M, S) at ``steps`` (S,) that rise, NaN where a member has no measured checkpoint."""
 
     steps: NDArray[np.int64]
     accuracies: NDArray[np.float64]
@@ -78,26 +74,12 @@ class Overview(StudyResult):
     """The accuracies, weight distributions and trajectories of a zoo.
 
     Drawn as ``accuracy.png``, ``marginals.png``, ``scatter.png`` and ``trajectories.png``, without those for which the
-    zoo has nothing to show.
-
-    Parameters
-    ----------
-    variants
-        those that are shown: ``raw``, and the derived one where there is one.
-    shown
-        checkpoints whose weights are shown: each member's last step, finite and not diverged.
-    accuracies
-        known test accuracies of each member's last step, those apart that diverged or are not finite.
-    diverged
-        of the latter; NaN where none was measured.
-    marginals
-        of the weight tensors, in the architecture's order.
-    left_out
-        weight tensors beyond ``MAX_PANELS``, which are evenly spaced through the network.
-    pair
-        two output weights; None where no tensor has an output neuron with two incoming weights.
-    trajectories
-        accuracies along the training; None where no member has several steps.
+    zoo has nothing to show. ``variants`` are ``raw``, and the derived one where there is one; ``shown`` counts the
+    checkpoints whose weights are shown: each member's last step, finite and not diverged. ``accuracies`` are the known
+    test accuracies of these, and ``diverged`` those of the others, NaN where none was measured. ``marginals`` are those
+    of the weight tensors, in the architecture's order, without those beyond ``MAX_PANELS``, which are ``left_out``,
+    evenly spaced through the network. ``pair`` is None where no tensor has an output neuron with two incoming weights,
+    and ``trajectories`` where no member has several steps.
     """
 
     file: ClassVar[str] = "summary.json"
@@ -107,10 +89,10 @@ class Overview(StudyResult):
     shown: int
     accuracies: NDArray[np.float64]
     diverged: NDArray[np.float64]
-    marginals: tuple[Histogram, ...]
+    marginals: tuple[TensorHistogram, ...]
     left_out: tuple[str, ...]
-    pair: Pair | None
-    trajectories: Trajectories | None
+    pair: WeightPair | None
+    trajectories: AccuracyTrajectories | None
 
     def to_json(self) -> dict[str, Any]:
         """Every figure by name, without the densities and the points."""
@@ -216,7 +198,7 @@ def overview(zoo: Zoo, variant: str | None = None, *, seed: Seed = 0, progress: 
     )
 
 
-def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
+def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> WeightPair | None:
     """The pair of the last matrix of a zoo, or else of its last weight tensor.
 
     ``variants`` are the gauges that are compared; ``seed`` determines the drawn checkpoints where there are more than
@@ -231,6 +213,7 @@ def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
     last = candidates[-1].size // shape[0] - 1
     rows = np.arange(len(zoo))
     if len(zoo) > MAX_POINTS:
+        # sorted, as rows are read in the order of the files
         rows = np.sort(np.random.default_rng(seed).choice(len(zoo), MAX_POINTS, replace=False))
     chosen = zoo.take(rows)
     points = {
@@ -241,7 +224,7 @@ def pair_of(zoo: Zoo, variants: Sequence[str], *, seed: int) -> Pair | None:
     }
     indices = [np.unravel_index(flat, shape[1:]) for flat in (0, last)]
     labels = [f"{name}[{', '.join(['0', *(str(int(number)) for number in index)])}]" for index in indices]
-    return Pair((labels[0], labels[1]), points)
+    return WeightPair((labels[0], labels[1]), points)
 
 
 def _ends(weights: NDArray[np.generic]) -> NDArray[np.float64]:
@@ -250,9 +233,10 @@ def _ends(weights: NDArray[np.generic]) -> NDArray[np.float64]:
     return incoming[:, [0, -1]].astype(np.float64)
 
 
-def trajectories_of(metadata: pa.Table) -> Trajectories | None:
+def trajectories_of(metadata: pa.Table) -> AccuracyTrajectories | None:
     """The trajectories of a zoo's rows; None where fewer than ``MIN_STEPS`` steps were measured of any member."""
     accuracy = metadata["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
+    # a row without a step has no place along the training
     step = metadata["step"].fill_null(-1).to_numpy()
     known = np.isfinite(accuracy) & (step >= 0)
     members = metadata["member"].combine_chunks().dictionary_encode().indices.fill_null(-1).to_numpy()[known]
@@ -263,4 +247,4 @@ def trajectories_of(metadata: pa.Table) -> Trajectories | None:
     enough = np.isfinite(table).sum(1) >= MIN_STEPS
     table = table[enough]
     shared = np.isfinite(table).any(0)
-    return Trajectories(steps[shared], table[:, shared]) if enough.any() else None
+    return AccuracyTrajectories(steps[shared], table[:, shared]) if enough.any() else None

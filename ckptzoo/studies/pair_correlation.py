@@ -1,13 +1,13 @@
 """The correlation of two figures of pairs of members, where pairs share members: a Mantel test, and a bootstrap."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.schema.documents import JsonFields
 
 LEVEL = 0.95
 """The level of the confidence interval."""
@@ -18,7 +18,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class PairCorrelation:
+class PairCorrelation(JsonFields):
     """The correlation of two figures of the pairs of some members.
 
     ``low`` and ``high`` are an interval of level ``LEVEL``; None without resamples, or where the figures of none of
@@ -29,10 +29,6 @@ class PairCorrelation:
     low: float | None
     high: float | None
     p_value: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        """The four numbers by name."""
-        return asdict(self)
 
 
 def correlate_pairs(
@@ -78,12 +74,14 @@ def correlate_pairs(
         return {}
     sides, once = [_PairSide(figures) for figures in pairs], np.ones(len(left))
     values = _correlations(sides, once)
+    # separate streams: the interval does not depend on the number of permutations, nor p on that of resamples
     drawn = np.random.SeedSequence(seed).spawn(2)
     rng = np.random.default_rng(drawn[0])
     exceeding = np.zeros(2)
     squares = [[_square(z, left, right, M) for z in (side.standard, _standardized(side.ranks(once)))] for side in sides]
     for _ in range(permutations):
         order = rng.permutation(M)
+        # a symmetric matrix has every pair twice, so that M (M - 1) divides below
         products = [np.vdot(one, other[order[:, None], order]) for one, other in zip(*squares, strict=True)]
         # of few members some permutations change nothing, and rounding must not tell them from the figures as they are
         exceeding += np.abs(products) / (M * (M - 1)) >= np.abs(values) - 1e-9
@@ -98,15 +96,15 @@ def correlate_pairs(
     for index, name in enumerate(("pearson", "spearman")):
         known = resampled[:, index][np.isfinite(resampled[:, index])]
         low, high = np.quantile(known, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist() if len(known) else (None, None)
+        # the figures as they are count as one of the permutations, so that p is never 0
         p_value = float(1 + exceeding[index]) / (1 + permutations) if permutations else None
         results[name] = PairCorrelation(float(values[index]), low, high, p_value)
     return results
 
 
 class _PairSide:
-    """One figure of P pairs, of which two differ, and its ranks where pairs have weights.
-
-    ``standard`` holds the (P,) figures with mean 0 and standard deviation 1.
+    """One figure of P pairs, of which two differ, and its ranks where pairs have weights. ``standard`` holds the (P,)
+    figures with mean 0 and standard deviation 1.
     """
 
     def __init__(self, figures: Values) -> None:

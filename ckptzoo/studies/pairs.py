@@ -15,6 +15,7 @@ from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import require
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import Document, json_value
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.studies.shared.networks import evaluator_of, line_barriers, pairs_at_once
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
@@ -35,29 +36,15 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class PairStudy(StudyResult):
+class PairStudy(StudyResult, without=("barrier_distances",)):
     """Distances of all pairs, and barriers of the nearest and of random ones; drawn as ``pairs.png``.
 
-    Parameters
-    ----------
-    members, usable
-        of the study, and those to choose from.
-    edges
-        (BINS + 1,) of the histograms.
-    sampled, least
-        (BINS,) pairs by their distance as they are, and modulo permutations.
-    distances
-        of all pairs, as they are and modulo permutations.
-    nearest
-        ids of both members and the distance, in ascending order.
-    neighbours
-        (members,) the distance of each to its nearest one.
-    components
-        sizes of the connected parts that the nearest pairs make, the largest first.
-    barriers
-        ``nearest`` and ``random`` pairs to their barriers, in nats; no random ones where the nearest are all.
-    barrier_distances
-        and to their distances.
+    The study has ``members`` of ``usable`` ones. ``sampled`` and ``least`` are (BINS,) numbers of pairs by their
+    distance as they are, and modulo permutations, between the (BINS + 1,) ``edges``; ``distances`` are the spreads of
+    both. ``nearest`` has ids of both members and the distance, in ascending order; ``neighbours`` are (members,)
+    distances of each to its nearest one; ``components`` are sizes of the connected parts that the nearest pairs make,
+    the largest first. ``barriers`` maps ``nearest`` and ``random`` to the barriers of these pairs, in nats, and
+    ``barrier_distances`` to their distances; there are no random ones where the nearest are all.
     """
 
     file: ClassVar[str] = "pairs.json"
@@ -78,23 +65,13 @@ class PairStudy(StudyResult):
     barrier_distances: dict[str, Values]
     seed: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        names = ("name", "gauge", "members", "usable", "set", "seed")
-        spreads = {name: Spread.of(values) for name, values in self.barriers.items()}
-        neighbours = Spread.of(self.neighbours)
+    def to_json(self) -> Document:
+        sampled, least = self.distances
         return {
-            **{name: getattr(self, name) for name in names},
-            "distances": {
-                name: item.to_json() for name, item in zip(("sampled", "least"), self.distances, strict=True)
-            },
-            "edges": self.edges.tolist(),
-            "sampled": self.sampled.tolist(),
-            "least": self.least.tolist(),
-            "nearest": [list(pair) for pair in self.nearest],
-            "neighbours": None if neighbours is None else neighbours.to_json(),
-            "components": list(self.components),
-            "barriers": {name: None if item is None else item.to_json() for name, item in spreads.items()},
+            **super().to_json(),
+            "distances": {"sampled": sampled.to_json(), "least": least.to_json()},
+            "neighbours": json_value(Spread.of(self.neighbours)),
+            "barriers": {name: json_value(Spread.of(values)) for name, values in self.barriers.items()},
         }
 
     def _lines(self) -> Iterator[RenderableType]:
@@ -211,11 +188,14 @@ def pairs(
     least = symmetry.pair_distances(weights, table)
     rows, columns_ = np.triu_indices(len(chosen), 1)
     between, sampled = least[rows, columns_], _distances(weights, chosen)[rows, columns_]
+    # stable: of equal distances the first pairs are taken on every machine
     order = np.argsort(between, kind="stable")[:nearest]
     near = np.stack([rows[order], columns_[order]], 1)
     top = float(max(between.max(), sampled.max()))
+    # members that are all equal have no range
     edges = np.linspace(0, top if top > 0 else 1, BINS + 1)
     some = {"nearest": near}
+    # random pairs differ from the nearest only where these are not all
     if len(order) < len(rows):
         others = np.random.default_rng([seed, 0]).choice(len(rows), len(order), replace=False)
         some["random"] = np.stack([rows[others], columns_[others]], 1)
@@ -224,14 +204,14 @@ def pairs(
         size = pairs_at_once(chosen.arch)
         advance, points = counter(sum(map(len, some.values())), progress), np.linspace(0, 1, POINTS)
         for name, places in some.items():
-            found: list[Values] = []
+            measured: list[Values] = []
             for start in range(0, len(places), size):
                 part = places[start : start + size]
                 first, second = ({key: array[part[:, side]] for key, array in weights.items()} for side in (0, 1))
                 aligned = symmetry.align(second, first, table).weights
-                found.append(line_barriers(evaluator, first, aligned, points))
+                measured.append(line_barriers(evaluator, first, aligned, points))
                 advance(len(part))
-            heights[name] = np.concatenate(found)
+            heights[name] = np.concatenate(measured)
     ids = chosen.ids
     all_sampled, all_least = Spread.of(sampled), Spread.of(between)
     assert all_sampled is not None and all_least is not None
@@ -245,6 +225,7 @@ def pairs(
         least=np.histogram(between, edges)[0],
         distances=(all_sampled, all_least),
         nearest=tuple((ids[one], ids[other], float(least[one, other])) for one, other in near),
+        # no member is its own neighbour
         neighbours=np.where(np.eye(len(chosen), dtype=bool), np.inf, least).min(1),
         components=_components(near, len(chosen)),
         set=None if labelled is None else labelled.set,
@@ -259,6 +240,7 @@ def _distances(weights: dict[str, NDArray[Any]], zoo: Zoo) -> Values:
     flat = np.concatenate(
         [weights[name].reshape(len(zoo), -1).astype(np.float64) for name in parameter_names(zoo.arch)], axis=1
     )
+    # |a - b|^2 = |a|^2 + |b|^2 - 2 a b needs no (K, K, d) differences; rounding can bring it below 0
     squares = np.square(flat).sum(1)
     return np.sqrt(np.maximum(squares[:, None] + squares - 2 * flat @ flat.T, 0))
 

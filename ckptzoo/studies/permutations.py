@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +56,7 @@ def compared(steps: Sequence[int]) -> dict[str, list[Pair]]:
 
 
 def kept_steps(zoo: Zoo) -> KeptSteps:
-    """The kept steps of a zoo, all of whose checkpoints have a step.
-
-    Raises ``ZooError`` if no member has two, or one has two checkpoints of one step.
-    """
+    """The kept steps of a zoo; raises ``ZooError`` if no member has two, or one has two checkpoints of one step."""
     names = zoo.metadata["member"].combine_chunks().dictionary_encode()
     members, step_of_row = names.indices.to_numpy(), zoo.metadata["step"].to_numpy()
     steps, columns = np.unique(step_of_row, return_inverse=True)
@@ -113,20 +110,6 @@ class Permutations(StudyResult):
         by_pair = {(item.first, item.second): item for item in self.movements if item.label == label}
         return {
             name: [by_pair[pair] for pair in pairs if pair in by_pair] for name, pairs in compared(self.steps).items()
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        return {
-            "name": self.name,
-            "variant": self.variant,
-            "key": self.key,
-            "architecture": self.architecture,
-            "members": self.members,
-            "left_out": self.left_out,
-            "steps": list(self.steps),
-            "explained": self.explained,
-            "movements": [item.to_json() for item in self.movements],
         }
 
     def _lines(self) -> Iterator[RenderableType]:
@@ -299,10 +282,7 @@ def _with_error(value: float, error: float | None) -> str:
 
 
 class _OrderReader:
-    """Ranks and keys of a zoo's checkpoints, some members at a time.
-
-    ``variant`` is the variant whose order and keys count; None for the order of the largest weights.
-    """
+    """Ranks and keys of checkpoints, some members at a time; those of the largest weights where ``variant`` is None."""
 
     def __init__(self, zoo: Zoo, variant: str | None, symmetry: Symmetry, ordered: tuple[NeuronOrder, ...]) -> None:
         self._zoo, self._symmetry, self._orders, self._largest = zoo, symmetry, ordered, variant is None

@@ -4,7 +4,7 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -20,6 +20,7 @@ from ckptzoo.format import durable
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import average_precision, fpr
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import Document, JsonFields, json_value
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.discrepancy import Discrepancy, mmd
 from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softmax
@@ -83,7 +84,7 @@ class LayerMeans:
 
 
 @dataclass(frozen=True)
-class MethodResult:
+class MethodResult(JsonFields, without=("published",)):
     """A method, around one mode or around several.
 
     ``label`` has the name and the settings that distinguish it from others of this name; ``modes`` is ``one`` or
@@ -117,14 +118,9 @@ class MethodResult:
             else spread.mean - published.read_as
         )
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
+    def to_json(self) -> Document:
         return {
-            "method": self.method,
-            "label": self.label,
-            "modes": self.modes,
-            "mode_count": self.mode_count,
-            "draws": self.draws,
+            **super().to_json(),
             "figures": [
                 {
                     "figure": name,
@@ -137,7 +133,7 @@ class MethodResult:
                 for name, spread in self.figures.items()
             ],
             "layers": [
-                {"distance": family, "layer": layer, **asdict(value)}
+                {"distance": family, "layer": layer, **json_value(value)}
                 for family, values in self.layers.items()
                 for layer, value in values.items()
             ],
@@ -184,15 +180,9 @@ class Posteriors(StudyResult):
         """The entry of a method's name or label."""
         return next(item for item in self.entries if method in (item.method, item.label) and item.modes == modes)
 
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        names = ("target", "samples", "members", "starts", "ensembles", "set", "seed", "architecture", "published_of")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "ood": list(self.ood),
-            "diverged": [{"method": name, "draws": count} for name, count in self.diverged.items()],
-            "entries": [entry.to_json() for entry in self.entries],
-        }
+    def to_json(self) -> Document:
+        diverged = [{"method": name, "draws": count} for name, count in self.diverged.items()]
+        return {**super().to_json(), "diverged": diverged}
 
     def plot(self, folder: str | Path) -> list[Path]:
         """Plot as every study does, and write the tables as CSV and LaTeX."""
@@ -307,9 +297,9 @@ class Posteriors(StudyResult):
         table = columns("method", "modes", "layer", *families.values())
         for entry in self.entries:
             for layer in layers if entry.layers else ():
-                found = [entry.layers[family][layer] for family in families]
+                means = [entry.layers[family][layer] for family in families]
                 cells = [
-                    f"{item.median:.2f} ({'-' if item.spread is None else f'{item.spread:.2f}'})" for item in found
+                    f"{item.median:.2f} ({'-' if item.spread is None else f'{item.spread:.2f}'})" for item in means
                 ]
                 table.add_row(entry.label, str(entry.mode_count), printable(layer), *cells)
         return table
@@ -399,16 +389,12 @@ def posteriors(
                 table_of(zoo, variant)
     groups = _groups(samples)
     last = target.last_steps()
-    members = last.metadata["member"].to_pylist()
-    started = {row["mode"] for group in groups for row in group.rows}
-    free = usable_rows(last.metadata) & ~np.isin(np.array(members, dtype=object), list(started))
+    start_members = {row["mode"] for group in groups for row in group.rows}
+    is_start = np.isin(np.array(last.metadata["member"].to_pylist(), dtype=object), list(start_members))
+    # draws stay near the member from which their mode started, which is no independent draw of the target then
+    free = usable_rows(last.metadata) & ~is_start
     ensembles = _ensembles(np.flatnonzero(free), ensemble, replicates, seed, target)
-    rest = free.copy()
-    rest[np.concatenate(ensembles)] = False
-    if rest.sum() < 2:
-        expected, got = "2 or more beside those of ensembles and starts", str(int(rest.sum()))
-        raise ZooError(Problem(target.name, "members", expected, got, "Name a larger target, or smaller ensembles."))
-    remaining = last.take(np.flatnonzero(rest))
+    remaining = _remaining(last, free, ensembles)
     published = _published_for(target)
     jobs: list[tuple[_Group | None, str, list[Zoo]]] = [(None, "multi", [last.take(rows) for rows in ensembles])]
     for group in groups:
@@ -418,7 +404,6 @@ def posteriors(
     step = counter(sum(len(zoos) for _, _, zoos in jobs) * (len(REMOVALS) + 1), progress)
     entries: list[MethodResult] = []
     for group, kind, zoos in jobs:
-        method = ENSEMBLE if group is None else group.method
         distances = [_distances(remaining, zoo, step) for zoo in zoos]
         predictions = [_predictions(zoo, own, others) for zoo in zoos]
         for _ in zoos:
@@ -426,6 +411,7 @@ def posteriors(
         values = [
             {**distance, **prediction[0]} for (distance, _), prediction in zip(distances, predictions, strict=True)
         ]
+        method = ENSEMBLE if group is None else group.method
         entries.append(
             MethodResult(
                 method=method,
@@ -434,18 +420,18 @@ def posteriors(
                 mode_count=len(zoos[0]) if group is None else len({*zoos[0].metadata["mode"].to_pylist()}),
                 draws=len(zoos[0]),
                 figures=_spreads(values),
-                layers=_layer_distances([found for _, found in distances]),
+                layers=_layer_distances([layers for _, layers in distances]),
                 detection={name: _spreads([prediction[1][name] for prediction in predictions]) for name in others},
                 published=published.get((method, kind), {}),
             )
         )
-    order = {name: place for place, name in enumerate(dict.fromkeys(group.label for group in groups))}
+    order = {name: number for number, name in enumerate(dict.fromkeys(group.label for group in groups))}
     entries.sort(key=lambda entry: (entry.modes != "one", order.get(entry.label, len(order))))
     return Posteriors(
         target=target.name,
         samples=samples.name,
         members=len(remaining),
-        starts=int(np.isin(np.array(members, dtype=object), list(started)).sum()),
+        starts=int(is_start.sum()),
         ensembles=sum(len(rows) for rows in ensembles),
         set=own,
         ood=tuple(others),
@@ -455,6 +441,17 @@ def posteriors(
         diverged={group.label: sum(bool(row["diverged"]) for row in group.rows) for group in groups},
         seed=seed,
     )
+
+
+def _remaining(members: Zoo, free: NDArray[np.bool_], ensembles: list[NDArray[np.int64]]) -> Zoo:
+    """Those of the free members that are in no ensemble: what draws are compared with."""
+    rest = free.copy()
+    # a target that holds the ensemble's own members would seem too near
+    rest[np.concatenate(ensembles)] = False
+    if rest.sum() < 2:
+        expected, got = "2 or more beside those of ensembles and starts", str(int(rest.sum()))
+        raise ZooError(Problem(members.name, "members", expected, got, "Name a larger target, or smaller ensembles."))
+    return members.take(np.flatnonzero(rest))
 
 
 @dataclass(frozen=True, eq=False)
@@ -467,30 +464,32 @@ class _Group:
 
     def _by_mode(self) -> dict[str, list[int]]:
         """The rows of each mode, in the order of draws, modes in the zoo's order."""
-        found: dict[str, list[tuple[int, int]]] = {}
+        draws_by_mode: dict[str, list[tuple[int, int]]] = {}
         for row in self.rows:
-            found.setdefault(row["mode"], []).append((row["draw"], row["place"]))
-        return {mode: [place for _, place in sorted(items)] for mode, items in found.items()}
+            draws_by_mode.setdefault(row["mode"], []).append((row["draw"], row["place"]))
+        return {mode: [row_number for _, row_number in sorted(items)] for mode, items in draws_by_mode.items()}
 
     def one(self, replicates: int) -> list[list[int]]:
         """The modes with the most draws, one a replicate."""
         rows = list(self._by_mode().values())
         most = max(map(len, rows))
-        return [places for places in rows if len(places) == most and most > 1][:replicates]
+        # mmd takes two checkpoints or more
+        return [draws for draws in rows if len(draws) == most and most > 1][:replicates]
 
     def several(self, modes: int, draws: int, replicates: int) -> list[list[int]]:
         """The first draws of as many modes, other modes for each replicate; of all modes where there are fewer."""
-        rows = [places[:draws] for places in self._by_mode().values()]
+        rows = [rows_of_mode[:draws] for rows_of_mode in self._by_mode().values()]
         size = min(modes, len(rows))
+        # disjoint blocks of modes: replicates share none
         blocks = [rows[start : start + size] for start in range(0, len(rows) - size + 1, size)][:replicates]
-        return [[place for places in block for place in places] for block in blocks if size > 1]
+        return [[place for rows_of_mode in block for place in rows_of_mode] for block in blocks if size > 1]
 
 
 def _groups(samples: Zoo) -> list[_Group]:
     """The finite draws by method and settings."""
     names = ("method", "mode", "draw", "recipe_digest", "diverged", "finite", "extra")
     table = samples.metadata.select(names).to_pylist()
-    rows = [{**row, "place": place} for place, row in enumerate(table) if row["method"] is not None and row["finite"]]
+    rows = [{**row, "place": number} for number, row in enumerate(table) if row["method"] is not None and row["finite"]]
     if not rows:
         expected, step = "rows that name a method", "Make some with python -m builders posterior."
         raise ZooError(Problem(samples.name, "draws", expected, "none", step))
@@ -503,6 +502,7 @@ def _groups(samples: Zoo) -> list[_Group]:
     labels = {key: _label(key[0], items, of_method[key[0]]) for key, items in groups.items()}
     shared = {label for label, count in Counter(labels.values()).items() if count > 1}
     return [
+        # recipes that differ in nothing that is printed are told by their digests
         _Group(key[0], f"{label} {key[1].removeprefix('sha256:')[:8]}" if label in shared else label, groups[key])
         for key, label in labels.items()
     ]
@@ -534,19 +534,19 @@ def _ensembles(free: NDArray[np.int64], size: int, replicates: int, seed: int, t
 
 def _distances(target: Zoo, zoo: Zoo, step: Any) -> tuple[dict[str, float], dict[str, Discrepancy]]:
     """The three statistics of every variant, in hundredths, and the full results."""
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     whole: dict[str, Discrepancy] = {}
     for family, variant in REMOVALS.items():
         compared = mmd(target, zoo, variant)
         values = (compared.median, compared.mean, compared.most)
-        found |= {f"{family}_{name}": 100 * value for name, value in zip(STATISTICS, values, strict=True)}
+        # the tables of arXiv 2310.08287 print 100 MMD^2
+        figures |= {f"{family}_{name}": 100 * value for name, value in zip(STATISTICS, values, strict=True)}
         whole[family] = compared
         step()
-    return found, whole
+    return figures, whole
 
 
 def _layer_distances(replicates: Sequence[Mapping[str, Discrepancy]]) -> dict[str, dict[str, LayerMeans]]:
-    """Mean distances of layers over replicates."""
     return {
         family: {
             same[0].name: LayerMeans(
@@ -555,7 +555,7 @@ def _layer_distances(replicates: Sequence[Mapping[str, Discrepancy]]) -> dict[st
                 spread=_mean([layer.spread for layer in same]),
                 offset=_mean([layer.offset for layer in same]),
             )
-            for same in zip(*(found[family].layers for found in replicates), strict=True)
+            for same in zip(*(discrepancies[family].layers for discrepancies in replicates), strict=True)
         }
         for family in REMOVALS
     }
@@ -599,18 +599,18 @@ def _summed(zoo: Zoo, name: str) -> SummedPredictions:
     total: SummedPredictions | None = None
     for batch in predictions.stream(batch_size=16):
         for logits in batch["logits"]:
-            one = SummedPredictions.of(log_softmax(logits))
+            likelihoods = SummedPredictions.of(log_softmax(logits))
             if total is None:
-                total = one
+                total = likelihoods
             else:
-                total.add(one)
+                total.add(likelihoods)
     assert total is not None
     return total
 
 
 def _spreads(values: Sequence[Mapping[str, float]]) -> Figures:
-    found = {name: Spread.of([item[name] for item in values]) for name in values[0]}
-    return {name: spread for name, spread in found.items() if spread is not None}
+    spreads = {name: Spread.of([item[name] for item in values]) for name in values[0]}
+    return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
 def _published_for(target: Zoo) -> dict[tuple[str, str], dict[str, PublishedFigure]]:
@@ -635,4 +635,5 @@ def _text(value: float | None) -> str:
 
 
 def _latex(text: str) -> str:
+    # characters that TeX reads as commands
     return "".join(f"\\{character}" if character in "_%&#$" else character for character in text)

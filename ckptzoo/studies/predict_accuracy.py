@@ -22,6 +22,7 @@ from ckptzoo.format.splits import members_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import own_table, usable_rows
 from ckptzoo.text import Progress, counted, counter
@@ -42,7 +43,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Score:
+class Score(JsonFields):
     """How well one regressor predicts on the test sides of the splits.
 
     The features are ``STATISTICS``, ``FLAT``, ``SQUARES`` or ``COPIES``, the regressor is ``RIDGE`` or ``TREES``, and
@@ -61,11 +62,6 @@ class Score:
     def by_member(self) -> bool:
         """Whether no member is on both sides."""
         return self.split == BY_MEMBER
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        names = ("variant", "features", "regressor", "split")
-        return {**{name: getattr(self, name) for name in names}, "r2": self.r2.to_json(), "tau": self.tau.to_json()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,13 +96,8 @@ class PredictAccuracy(StudyResult):
     def score(self, variant: str, features: str, regressor: str, split: str = BY_MEMBER) -> Score | None:
         """One of the scores, where it was measured."""
         asked = (variant, features, regressor, split)
-        found = ((s.variant, s.features, s.regressor, s.split) for s in self.scores)
-        return next((score for score, its in zip(self.scores, found, strict=True) if its == asked), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        names = ("name", "target", "checkpoints", "members", "splits", "left_out", "without_flat")
-        return {**{name: getattr(self, name) for name in names}, "scores": [item.to_json() for item in self.scores]}
+        keys = ((s.variant, s.features, s.regressor, s.split) for s in self.scores)
+        return next((score for score, its in zip(self.scores, keys, strict=True) if its == asked), None)
 
     def _lines(self) -> Iterator[RenderableType]:
         sides = f"{self.splits}, 70% of the members to train"
@@ -232,17 +223,14 @@ def predict_accuracy(
 
 
 def statistics(zoo: Zoo, variant: str) -> Values:
-    """(N, 7 * tensors) mean, variance and the quantiles 0, 1/4, 1/2, 3/4, 1 of each tensor of floats.
-
-    Reads one tensor of some checkpoints at a time.
-    """
-    found: list[Values] = []
+    """(N, 7 * tensors) mean, variance and the quantiles 0, 1/4, 1/2, 3/4, 1 of each tensor of floats."""
+    columns: list[Values] = []
     for name in _floats(zoo):
         tensor = zoo[name, variant]
         step = max(1, 64 * 2**20 // max(1, tensor.nbytes // max(1, len(zoo))))
         rows = [_statistics(np.asarray(tensor[start : start + step])) for start in range(0, len(zoo), step)]
-        found.append(np.concatenate(rows))
-    return np.concatenate(found, axis=1)
+        columns.append(np.concatenate(rows))
+    return np.concatenate(columns, axis=1)
 
 
 def _statistics(stacked: NDArray[Any]) -> Values:
@@ -263,14 +251,15 @@ def _permuted(zoo: Zoo, copies: int, seed: int) -> list[Values]:
     """The weights of all checkpoints under random permutations, ``copies`` times."""
     table = own_table(zoo)
     weights = {tensor.name: np.asarray(zoo[tensor.name][:]) for tensor in zoo.arch.tensors}
-    found: list[Values] = []
+    permuted: list[Values] = []
     for number in range(copies):
         drawn = symmetry.GroupElement.random(table, len(zoo), np.random.default_rng([seed, 1, number]))
+        # copies differ by permutations alone, as drawn scales would change the features' spread
         ones = {name: np.ones_like(scale) for name, scale in drawn.scales.items()}
         moved = symmetry.apply(symmetry.GroupElement(drawn.perms, ones), weights, table)
         flat = [np.asarray(moved[name]).reshape(len(zoo), -1).astype(np.float64) for name in _floats(zoo)]
-        found.append(np.concatenate(flat, axis=1))
-    return found
+        permuted.append(np.concatenate(flat, axis=1))
+    return permuted
 
 
 def _listed(zoo: Zoo) -> str:
@@ -286,6 +275,7 @@ def _with_target(zoo: Zoo, target: str) -> tuple[Zoo, Values]:
         step = f"Name a column of numbers, such as {TARGET}; {_listed(zoo)}"
         raise ZooError(Problem(zoo.name, f"target {target!r}", "a column of numbers", "none", step)) from None
     kept = np.isfinite(values) & usable_rows(zoo.metadata)
+    # R2 is relative to the variance of the target, which must not be 0
     if kept.sum() < _LEAST or np.ptp(values[kept]) == 0:
         got = f"{kept.sum():,} of {len(zoo):,}" if kept.sum() < _LEAST else "one value for all"
         step = f"Choose others, or another target; {_listed(zoo)}"
@@ -298,6 +288,7 @@ def _trained_on(members: NDArray[Any], kind: str, seed: int, number: int) -> NDA
     """(N,) the checkpoints on the training side of a split."""
     units = members if kind == BY_MEMBER else np.arange(len(members)).astype(str)
     distinct = np.unique(units)
+    # one stream a split; those of the copies begin with [seed, 1]
     drawn = np.random.default_rng([seed, 0, number]).permutation(distinct)
     return np.isin(units, drawn[: round(0.7 * len(distinct))])
 
@@ -319,9 +310,9 @@ def _score(
         model = _regressor(regressor, seed)
         examples = np.concatenate([matrix[trained], *(copy[trained] for copy in more)])
         model.fit(examples, np.tile(values[trained], 1 + len(more)))
-        predicted, held = model.predict(matrix[~trained]), values[~trained]
-        explained[number] = 1 - ((predicted - held) ** 2).sum() / ((held - held.mean()) ** 2).sum()
-        tau[number] = kendall_tau_b(predicted, held)
+        predicted, targets = model.predict(matrix[~trained]), values[~trained]
+        explained[number] = 1 - ((predicted - targets) ** 2).sum() / ((targets - targets.mean()) ** 2).sum()
+        tau[number] = kendall_tau_b(predicted, targets)
         advance(1)
     # a prediction that is the same for all has no order
     r2, orders = Spread.of(explained), Spread.of(np.nan_to_num(tau))
@@ -336,5 +327,8 @@ def _regressor(name: str, seed: int) -> Any:
     from sklearn.preprocessing import StandardScaler
 
     if name == TREES:
+        # the seed counts above 10,000 examples, where scikit-learn holds some out to stop early, and above 200,000,
+        # from which it draws those that determine the bins
         return HistGradientBoostingRegressor(random_state=seed)
+    # one penalty for all coefficients needs features of one scale
     return make_pipeline(StandardScaler(), RidgeCV(_PENALTIES))

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.components import ByColumns, ByRows, Components
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.studies.shared.selection import BATCH_BYTES, blocks
 
 MAX_SIDE = 1024
@@ -21,7 +21,7 @@ _BLOCK_BYTES = 2**27
 
 
 @dataclass(frozen=True, eq=False)
-class LayerComponents:
+class LayerComponents(JsonFields):
     """The principal components of the weights of one layer.
 
     ``tensors`` are concatenated in this order. ``members`` counts the members taken, all or ``MAX_SIDE`` drawn with the
@@ -35,22 +35,17 @@ class LayerComponents:
     members: int
     components: dict[str, Components]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name; the variances of the first ``LEADING`` components."""
-        return {
-            "layer": self.layer,
-            "tensors": list(self.tensors),
-            "parameters": self.parameters,
-            "members": self.members,
-            "components": {
-                variant: {
-                    "total": components.total,
-                    "needed": {str(share): components.needed(share) for share in SHARES},
-                    "variances": components.variances[:LEADING].tolist(),
-                }
-                for variant, components in self.components.items()
-            },
+        components = {
+            variant: {
+                "total": item.total,
+                "needed": {str(share): item.needed(share) for share in SHARES},
+                "variances": item.variances[:LEADING].tolist(),
+            }
+            for variant, item in self.components.items()
         }
+        return {**super().to_json(), "components": components}
 
 
 def bytes_to_read(zoo: Zoo, tensors: Sequence[str], variants: Sequence[str]) -> int:
@@ -70,6 +65,7 @@ def layer_components(
     size = sum(zoo.arch[name].size for name in tensors)
     count = _member_count(len(zoo), size)
     if count < len(zoo):
+        # sorted, as rows are read in the order of the files
         zoo = zoo.take(np.sort(np.random.default_rng(seed).choice(len(zoo), count, replace=False)))
     components: dict[str, Components] = {}
     for variant in variants if count > 1 else ():

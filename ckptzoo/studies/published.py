@@ -13,10 +13,8 @@ _PAPER = "arxiv-2310.08287"
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """A figure of a table.
-
-    ``read_as`` is the number to compare with: the printed one, another where ``doubt`` says which, or None where none
-    is known; ``doubt`` says why the printed one cannot be right, and is empty where it can.
+    """A figure of a table. ``read_as`` is the number to compare with: the printed one, another where ``doubt`` says
+    which, or None where none is known; ``doubt`` says why the printed one cannot be right, and is empty where it can.
     """
 
     printed: float
@@ -32,8 +30,8 @@ def published_architecture(architecture: str) -> str:
     >>> published_architecture("resnet18-8-100"), published_architecture("optunet")
     ('resnet18-100', 'optunet')
     """
-    found = re.fullmatch(r"resnet18-\d+-(\d+)", architecture)
-    return architecture if found is None else f"resnet18-{found[1]}"
+    matched = re.fullmatch(r"resnet18-\d+-(\d+)", architecture)
+    return architecture if matched is None else f"resnet18-{matched[1]}"
 
 
 @cache
@@ -56,7 +54,7 @@ def posterior_figures(dataset: str, architecture: str) -> dict[tuple[str, str], 
         if (row["dataset"], row["architecture"]) == (dataset, architecture)
     }
     keys = {"dataset", "architecture", "modes", "method"}
-    found: dict[tuple[str, str], dict[str, PublishedFigure]] = {}
+    by_method: dict[tuple[str, str], dict[str, PublishedFigure]] = {}
     for row in _rows(f"{_PAPER}.csv"):
         if (row["dataset"], row["architecture"]) == (dataset, architecture):
             figures: dict[str, PublishedFigure] = {}
@@ -66,8 +64,8 @@ def posterior_figures(dataset: str, architecture: str) -> dict[tuple[str, str], 
                     figures[name] = PublishedFigure(
                         printed, *doubts.get((row["method"], row["modes"], name), (printed, ""))
                     )
-            found[row["method"], row["modes"]] = figures
-    return found
+            by_method[row["method"], row["modes"]] = figures
+    return by_method
 
 
 def _rows(name: str) -> Sequence[dict[str, str]]:

@@ -79,10 +79,10 @@ class Steps(StudyResult):
         return {**{name: getattr(self, name) for name in names}, "steps": listed}
 
     def _lines(self) -> Iterator[RenderableType]:
-        found = [("zoo", f"{self.name}: {counted(self.members, 'member')}, {counted(len(self.steps), 'earlier step')}")]
+        rows = [("zoo", f"{self.name}: {counted(self.members, 'member')}, {counted(len(self.steps), 'earlier step')}")]
         if self.set is not None:
-            found.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
-        yield facts([*found, ("transpositions", f"at most {self.most:,}")])
+            rows.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
+        yield facts([*rows, ("transpositions", f"at most {self.most:,}")])
         yield ""
         yield "from a kept step to the last one of the same member"
         yield self._table()
@@ -142,6 +142,7 @@ def steps(
     usable = usable_rows(zoo.metadata)
     for row, entry in enumerate(zoo.metadata.select(["id", "member", "step"]).to_pylist()):
         if usable[row]:
+            # a row without a member is a member of its own
             rows_of.setdefault(entry["member"] or entry["id"], {})[entry["step"] or 0] = row
     followed = [rows for rows in rows_of.values() if len(rows) > 1]
     if not followed:
@@ -163,6 +164,7 @@ def steps(
         for way, weights in ((RAW, second), (ALIGNED, aligned.weights)):
             apart[way][some] = distances(zoo.arch, first, weights)
         if evaluator is not None:
+            # where alignment moves nothing both lines are the same
             heights[RAW][some] = heights[ALIGNED][some] = line_barriers(evaluator, first, second, points)
             moved = found[some] > 0
             if moved.any():

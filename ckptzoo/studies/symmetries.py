@@ -1,8 +1,8 @@
 """How much of a zoo is symmetry? Counts, how well the gauge is defined, and how far raw checkpoints are from it."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ from rich.table import Table
 from ckptzoo.arguments import checked
 from ckptzoo.console import columns, facts
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import Document, json_value
 from ckptzoo.studies.gauge_distance import LayerDistance, OrderDistance, Scaling, gauge_distance
 from ckptzoo.studies.shared.result import Spread, StudyResult, counts_json, permutations_text
 from ckptzoo.studies.shared.selection import table_of
@@ -22,9 +23,8 @@ from ckptzoo.text import Progress, counted, printable
 
 @dataclass(frozen=True)
 class GaugeCounts:
-    """The occurrences of something in the checkpoints in the gauge; None where it was not looked for.
-
-    ``checkpoints`` is the number of checkpoints that have it, ``total`` its occurrences in all of them.
+    """The occurrences of something in the checkpoints in the gauge; None where it was not looked for. ``checkpoints``
+    is the number of checkpoints that have it, ``total`` its occurrences in all of them.
     """
 
     checkpoints: int
@@ -32,32 +32,16 @@ class GaugeCounts:
 
 
 @dataclass(frozen=True, eq=False)
-class Symmetries(StudyResult):
+class Symmetries(StudyResult, named={"left_out": "left", "scalings": "scales"}):
     """The symmetries of a zoo's networks, and the effect of one gauge on them.
 
     Drawn as ``margins.png``, ``scales.png`` and ``transpositions.png``, without those for which there is nothing to
-    show.
-
-    Parameters
-    ----------
-    gauged
-        checkpoints in the gauge; all figures below are theirs.
-    left_out
-        checkpoints that were left as they were, not finite or not representable in the gauge.
-    ties
-        pairs of neighbouring channels with equal keys.
-    unresolved
-        checkpoints with ties that nothing resolves.
-    dead
-        channels that nothing writes.
-    clamped
-        filters that could not be brought to unit norm.
-    margins
-        (M,) smallest gap between neighbouring keys, of the checkpoints where channels were ordered.
-    closest
-        the checkpoint with the smallest margin above 0, and that margin; None where there is none.
-    moves, scalings, distances
-        how far raw checkpoints are from the variant; none where no checkpoint is in the gauge.
+    show. ``gauged`` checkpoints are in the gauge, and all figures are theirs; ``left_out`` ones were left as they were,
+    not finite or not representable in it. ``ties`` are pairs of neighbouring channels with equal keys, ``unresolved``
+    ones are in checkpoints where nothing resolves them; ``dead`` channels are those that nothing writes; ``clamped``
+    filters could not be brought to unit norm. ``margins`` are (M,) smallest gaps between neighbouring keys, of the
+    checkpoints where channels were ordered; ``closest`` is the checkpoint with the smallest above 0, and that margin.
+    ``moves``, ``scalings`` and ``distances`` say how far raw checkpoints are from the variant.
     """
 
     file: ClassVar[str] = "symmetries.json"
@@ -80,26 +64,11 @@ class Symmetries(StudyResult):
     scalings: tuple[Scaling, ...]
     distances: tuple[LayerDistance, ...]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name, without the margins themselves."""
-        margins = Spread.of(self.margins)
-        gauge_counts = {name: getattr(self, name) for name in ("ties", "unresolved", "dead", "clamped")}
-        return {
-            "name": self.name,
-            "variant": self.variant,
-            "architecture": self.architecture,
-            "parameters": self.parameters,
-            "checkpoints": self.checkpoints,
-            "counts": counts_json(self.counts),
-            "gauged": self.gauged,
-            "left": self.left_out,
-            **{name: None if item is None else asdict(item) for name, item in gauge_counts.items()},
-            "margins": None if margins is None else margins.to_json(),
-            "closest": None if self.closest is None else {"id": self.closest[0], "margin": self.closest[1]},
-            "moves": [item.to_json() for item in self.moves],
-            "scales": [item.to_json() for item in self.scalings],
-            "distances": [item.to_json() for item in self.distances],
-        }
+        closest = None if self.closest is None else dict(zip(("id", "margin"), self.closest, strict=True))
+        margins = json_value(Spread.of(self.margins))
+        return {**super().to_json(), "counts": counts_json(self.counts), "margins": margins, "closest": closest}
 
     def _lines(self) -> Iterator[RenderableType]:
         yield facts(self._facts())
@@ -234,6 +203,7 @@ def symmetries(zoo: Zoo, variant: str = "canonical", *, progress: Progress | Non
     gauged, gauged_rows = zoo.take(inside), rows.filter(pa.array(inside))
     margins = gauged_rows["margin"].to_numpy().astype(np.float64)
     ordered = np.isfinite(margins)  # NaN where no channel was ordered
+    # margins of 0 are ties, which are counted apart
     above = np.where(ordered & (margins > 0), margins, np.inf)
     closest = int(above.argmin()) if np.isfinite(above).any() else None
     moves, scalings, distances = gauge_distance(gauged, variant, symmetry, progress) if len(gauged) else ((), (), ())

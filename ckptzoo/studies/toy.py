@@ -33,10 +33,7 @@ TRAINED, SCALED, ORDERED = "as trained", "scales removed", "ordered as well"
 
 @dataclass(frozen=True, eq=False)
 class ToyPanel:
-    """The two last-layer weights of all networks, with some of the symmetries removed.
-
-    ``name`` says which symmetries are removed; ``points`` are (M, 2).
-    """
+    """The (M, 2) last-layer weights of all networks, without the symmetries that ``name`` says are removed."""
 
     name: str
     points: NDArray[np.float64]
@@ -87,11 +84,6 @@ class Toy(StudyResult):
     left_out: int
     unmeasured: int
     panels: tuple[ToyPanel, ToyPanel, ToyPanel]
-
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name."""
-        names = ("name", "architecture", "tensor", "norm", "loss", "members", "dropped", "left_out", "unmeasured")
-        return {**{name: getattr(self, name) for name in names}, "panels": [panel.to_json() for panel in self.panels]}
 
     def _lines(self) -> Iterator[RenderableType]:
         yield facts(self._facts())

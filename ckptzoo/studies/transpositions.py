@@ -1,6 +1,6 @@
 """Are planted permutations of hidden neurons still there after training?"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -16,6 +16,7 @@ from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
+from ckptzoo.schema.documents import Document
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.shared.networks import (
@@ -63,30 +64,16 @@ class PlantedPair:
 
 
 @dataclass(frozen=True, eq=False)
-class Transpositions(StudyResult):
+class Transpositions(StudyResult, without=("found_at", "apart_at"), derived=("correlations",)):
     """The fate of planted permutations, over P pairs; drawn as ``transpositions.png``.
 
-    Parameters
-    ----------
-    left_out
-        planted members without a pair: not finite, diverged, or without their reference.
-    runs, planted
-        (P,) of each pair the run and the number of transpositions that was planted.
-    found
-        (P,) the number of transpositions that bring the trained member closest to the reference.
-    apart
-        (P,) the number between the permutation that was found and the planted one; 0 where they are the same.
-    distances
-        way to (P,), Euclidean distances of the trained parameters.
-    steps
-        kept steps, ascending, and for each (S, P) as ``found`` and ``apart``; -1 where a pair has no such step.
-    points
-        (T,) from 0, the reference, to 1, the member; and (P, T) the number of transpositions between the
-        reference and the network there.
-    set, inputs
-        what barriers were measured on; None and 0 without.
-    barriers
-        way to (P,), of the loss in nats; empty without inputs.
+    ``left_out`` counts planted members without a pair: not finite, diverged, or without their reference. ``planted``
+    has the (P,) numbers of planted transpositions, ``found`` those that bring the trained member closest to the
+    reference, and ``apart`` those between the permutation that was found and the planted one. ``distances`` maps ways
+    to (P,) Euclidean distances of the trained parameters. ``found_at`` and ``apart_at`` are (S, P) at the kept
+    ``steps``, -1 where a pair has no such step; ``along`` is (P, T), the numbers between the reference and the network
+    at ``points``, from 0, the reference, to 1, the member. ``barriers`` maps ways to (P,), of the loss in nats, and is
+    empty without inputs.
     """
 
     file: ClassVar[str] = "transpositions.json"
@@ -128,28 +115,23 @@ class Transpositions(StudyResult):
         taus = {
             name: float(kendall_tau_b(*pair))
             for name, pair in both.items()
+            # NaN has no rank
             if len(pair[0]) > 1 and all(np.isfinite(values).all() for values in pair)
         }
         return {name: tau for name, tau in taus.items() if np.isfinite(tau)}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name; of each pair, and means along the line for every planted number."""
-        lists = {name: getattr(self, name).tolist() for name in ("runs", "planted", "found", "apart")}
         steps = [
             {"step": step, "found": found.tolist(), "apart": apart.tolist()}
             for step, found, apart in zip(self.steps, self.found_at, self.apart_at, strict=True)
         ]
-        along = {str(number): self.along[self.planted == number].mean(0).tolist() for number in self.numbers}
         return {
-            **{name: getattr(self, name) for name in ("name", "architecture", "most", "left_out", "set", "inputs")},
-            **lists,
-            "distances": {way: values.tolist() for way, values in self.distances.items()},
+            **super().to_json(),
             "barriers": {way: [_number(value) for value in values] for way, values in self.barriers.items()},
             "steps": steps,
-            "points": self.points.tolist(),
-            "along": along,
+            "along": {str(number): self.along[self.planted == number].mean(0).tolist() for number in self.numbers},
             "rising": int(self.rising.sum()),
-            "correlations": self.correlations,
         }
 
     def _lines(self) -> Iterator[RenderableType]:
@@ -174,13 +156,13 @@ class Transpositions(StudyResult):
     def _facts(self) -> list[tuple[str, str]]:
         left = f"; {counted(self.left_out, 'planted member')} left out" if self.left_out else ""
         runs = counted(len(np.unique(self.runs)), "run")
-        found = [
+        rows = [
             ("zoo", f"{self.name}: {counted(len(self.planted), 'pair')} of {runs}{left}"),
             ("architecture", f"{self.architecture}, at most {counted(self.most, 'transposition')}"),
         ]
         if self.set is not None:
-            found.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
-        return found
+            rows.append(("barriers", f"in nats, on {self.set}: {counted(self.inputs, 'input')}"))
+        return rows
 
     def _table(self, values: Mapping[str, NDArray[Any]], digits: int) -> Table:
         table = columns("planted", "pairs", *values)
@@ -199,7 +181,6 @@ class Transpositions(StudyResult):
         return table
 
     def _conclusions(self) -> Iterator[str]:
-        """Say what the columns are, and what they show."""
         yield (
             "found: the permutation that brings the member closest to the reference, as transpositions. apart: between "
             "it and what was planted."
@@ -278,25 +259,17 @@ def transpositions(
     taus, size = np.linspace(0, 1, points), pairs_at_once(zoo.arch)
     total = sum(len(pair.rows) for pair in pairs) + len(pairs) * (points - 2 + (len(WAYS) if labelled else 0))
     advance = counter(total, progress)
-    found_at = np.full((len(steps), len(pairs)), -1, np.int64)
-    apart_at = found_at.copy()
+    # -1 stands where a pair has no such step
+    found_at, apart_at = np.empty((2, len(steps), len(pairs)), np.int64)
     found, apart = np.zeros((2, len(pairs)), np.int64)
     along = np.zeros((len(pairs), points), np.int64)
     apart_by = {way: np.zeros(len(pairs)) for way in WAYS}
     heights = {way: np.zeros(len(pairs)) for way in (WAYS if labelled else ())}
     for start in range(0, len(pairs), size):
         batch = np.arange(start, min(start + size, len(pairs)))
-        some = [pairs[place] for place in batch]
+        some = [pairs[index] for index in batch]
         planted = _stacked([pair.element for pair in some])
-        for number, step in enumerate(steps):
-            earlier = np.array([step in pair.rows and step < pair.last for pair in some])
-            if earlier.any():
-                rows = [pair.rows[step] for pair, has in zip(some, earlier, strict=True) if has]
-                first, second = (read_networks(zoo, column) for column in np.array(rows).T)
-                element = symmetry.align(second, first, table).element
-                found_at[number, batch[earlier]] = transpositions_in_total(element, table)
-                apart_at[number, batch[earlier]] = transpositions_in_total(element.compose(planted[earlier]), table)
-                advance(int(earlier.sum()))
+        found_at[:, batch], apart_at[:, batch] = _at_earlier_steps(zoo, some, steps, planted, table, advance)
         last = np.array([pair.rows[pair.last] for pair in some])
         first, second = (read_networks(zoo, column) for column in last.T)
         aligned = symmetry.align(second, first, table)
@@ -309,9 +282,10 @@ def transpositions(
             if evaluator is not None:
                 heights[way][batch] = line_barriers(evaluator, first, weights, taus)
                 advance(len(batch))
-        for place in range(1, points - 1):
-            between = symmetry.align(_between(first, second, taus[place]), first, table).element
-            along[batch, place] = transpositions_in_total(between, table)
+        # both ends are known: nothing at the reference, and what was found at the member
+        for point in range(1, points - 1):
+            between = symmetry.align(_between(first, second, taus[point]), first, table).element
+            along[batch, point] = transpositions_in_total(between, table)
             advance(len(batch))
     ends = [steps.index(pair.last) for pair in pairs], np.arange(len(pairs))
     found_at[ends], apart_at[ends] = found, apart
@@ -336,6 +310,32 @@ def transpositions(
     )
 
 
+def _at_earlier_steps(
+    zoo: Zoo,
+    pairs: list[PlantedPair],
+    steps: list[int],
+    planted: GroupElement,
+    table: Symmetry,
+    advance: Callable[..., None],
+) -> Counts:
+    """Transpositions that are found and that are apart at the steps before the last one of each of P pairs.
+
+    Returns (2, S, P); -1 where a pair does not have the step, or it is the pair's last.
+    """
+    counts = np.full((2, len(steps), len(pairs)), -1, np.int64)
+    for number, step in enumerate(steps):
+        # the last step is aligned once, with what the line between both networks needs
+        earlier = np.array([step in pair.rows and step < pair.last for pair in pairs])
+        if earlier.any():
+            rows = [pair.rows[step] for pair, has in zip(pairs, earlier, strict=True) if has]
+            first, second = (read_networks(zoo, column) for column in np.array(rows).T)
+            element = symmetry.align(second, first, table).element
+            counts[0, number, earlier] = transpositions_in_total(element, table)
+            counts[1, number, earlier] = transpositions_in_total(element.compose(planted[earlier]), table)
+            advance(int(earlier.sum()))
+    return counts
+
+
 def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
     """The pairs of a zoo whose networks are usable, by number and run, and how many planted members have none.
 
@@ -356,6 +356,7 @@ def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
         # of a network that diverged all steps say so
         rows_of.setdefault(entry["member"], {})
         if "of" in planted:
+            # a reference names no other member
             facts_of[entry["member"]] = planted
         if usable[row]:
             rows_of[entry["member"]][entry["step"] or 0] = row
@@ -395,6 +396,7 @@ def _stacked(elements: list[GroupElement]) -> GroupElement:
 def _between(first: Weights, second: Weights, tau: float) -> Weights:
     """The networks at tau of the lines, with the counters of the first."""
     return {
+        # integers, such as BatchNorm's count of batches, have nothing between two values
         name: array if array.dtype.kind in "iub" else ((1 - tau) * array + tau * second[name]).astype(array.dtype)
         for name, array in first.items()
     }

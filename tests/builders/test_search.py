@@ -19,7 +19,7 @@ import ckptzoo
 from builders.__main__ import run
 from builders.progress import Progress
 from builders.recipe import Recipe, names
-from builders.search import BEST, ENGINE, PICTURE, Found, search, with_architecture
+from builders.search import BEST, ENGINE, PICTURE, SearchedNetworks, search, with_architecture
 from builders.search_trials import JOURNAL, PUBLISHED, SPACE, Trials
 from builders.train import Trainer
 from ckptzoo import archs
@@ -33,7 +33,7 @@ TRIALS, MEMBERS = 12, 2
 KILLS = 10 if ALL else 2
 
 
-def quick(to: Path, **options: Any) -> Found:
+def quick(to: Path, **options: Any) -> SearchedNetworks:
     """A search of short trials in this process, without output."""
     options = {"trials": TRIALS, "epochs": 1, "members": MEMBERS, "console": Console(file=io.StringIO()), **options}
     return search(RECIPE, to, **options)
@@ -47,7 +47,7 @@ def command(to: Path, trials: int = TRIALS) -> "subprocess.Popen[str]":
     return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def figures(found: Found) -> dict[str, Any]:
+def figures(found: SearchedNetworks) -> dict[str, Any]:
     """What a search has found, without where, and without the numbers of trials, which count lost ones."""
     content = json.loads(json.dumps(found.to_json()))
     del content["folder"]
@@ -57,11 +57,11 @@ def figures(found: Found) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def found(tmp_path_factory: pytest.TempPathFactory) -> SearchedNetworks:
     return quick(tmp_path_factory.mktemp("search") / "new")
 
 
-def test_the_space_holds_networks_that_there_are_and_optunet_is_the_first(found: Found) -> None:
+def test_the_space_holds_networks_that_there_are_and_optunet_is_the_first(found: SearchedNetworks) -> None:
     assert all(
         distribution._contains(distribution.to_internal_repr(PUBLISHED[name])) for name, distribution in SPACE.items()
     )
@@ -84,7 +84,7 @@ def test_the_smallest_and_the_largest_networks_of_the_space_exist(which: Any) ->
         assert archs.known(builders.search_trials._architecture(chosen))
 
 
-def test_the_front_is_that_of_brute_force(found: Found) -> None:
+def test_the_front_is_that_of_brute_force(found: SearchedNetworks) -> None:
     surpassed = {
         one.architecture
         for one in found.networks
@@ -99,7 +99,7 @@ def test_the_front_is_that_of_brute_force(found: Found) -> None:
     assert found.best in found.front
 
 
-def test_the_best_is_the_most_accurate_with_at_most_so_many_parameters(found: Found) -> None:
+def test_the_best_is_the_most_accurate_with_at_most_so_many_parameters(found: SearchedNetworks) -> None:
     front = found.front
     for bound, best in ((10**6, front[-1]), (front[-1].parameters - 1, front[-2]), (1, front[0])):
         assert quick(found.folder, max_parameters=bound).best == best
@@ -110,7 +110,7 @@ def test_the_best_is_the_most_accurate_with_at_most_so_many_parameters(found: Fo
     assert quick(found.folder).best == found.best
 
 
-def test_the_recipe_file_builds_the_members_of_the_trial(found: Found, tmp_path: Path) -> None:
+def test_the_recipe_file_builds_the_members_of_the_trial(found: SearchedNetworks, tmp_path: Path) -> None:
     quick(found.folder, max_parameters=10**6)
     file = found.folder / BEST
     recipe = Recipe.load(file)
@@ -136,7 +136,7 @@ def test_optunet_itself_stays_the_recipe() -> None:
     assert with_architecture(recipe, "optunet-3-5-2-8-4-1").digest != recipe.digest
 
 
-def test_the_same_seed_finds_the_same_and_another_one_other_networks(found: Found, tmp_path: Path) -> None:
+def test_the_same_seed_finds_the_same_and_another_one_other_networks(found: SearchedNetworks, tmp_path: Path) -> None:
     """At once, or when a search of fewer trials, which is done, is carried on: in full to the end."""
     few = quick(tmp_path / "again", trials=4)
     journal = (few.folder / JOURNAL).read_bytes()
@@ -155,7 +155,9 @@ def test_the_same_seed_finds_the_same_and_another_one_other_networks(found: Foun
 
 
 @pytest.mark.exhaustive
-def test_killed_at_any_moment_it_ends_with_what_an_undisturbed_one_finds(found: Found, tmp_path: Path) -> None:
+def test_killed_at_any_moment_it_ends_with_what_an_undisturbed_one_finds(
+    found: SearchedNetworks, tmp_path: Path
+) -> None:
     for kill in range(1, KILLS + 1):
         with command(tmp_path) as child:
             wait_for_results(tmp_path, min(kill * 2, TRIALS - 2), child)
@@ -218,7 +220,7 @@ def test_several_processes_share_the_trials(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_last_line_that_a_killed_process_left_unfinished_is_removed(found: Found, tmp_path: Path) -> None:
+def test_a_last_line_that_a_killed_process_left_unfinished_is_removed(found: SearchedNetworks, tmp_path: Path) -> None:
     quick(tmp_path, trials=3)
     journal = tmp_path / JOURNAL
     whole = journal.read_bytes()
@@ -291,7 +293,7 @@ def test_a_network_that_is_drawn_again_is_not_trained_again(tmp_path: Path, monk
         ({"device": "tpu"}, "device: expected cpu or cuda"),
     ],
 )
-def test_what_does_not_fit_is_refused(found: Found, options: dict[str, Any], said: str) -> None:
+def test_what_does_not_fit_is_refused(found: SearchedNetworks, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ZooError, match=said):
         quick(found.folder, **options)
 

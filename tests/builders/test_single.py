@@ -292,9 +292,12 @@ def test_on_a_gpu_steps_are_those_of_the_cpu_to_rounding(engine: str) -> None:
 
 def test_a_network_is_made_once_and_used_again() -> None:
     feed = sources.data_source(COLOUR, images(), "cpu")
-    with single.borrowed(feed, single.Network) as first, single.borrowed(feed, single.Network) as second:
+    with (
+        single.borrowed(feed, single.ModuleAndOptimizer) as first,
+        single.borrowed(feed, single.ModuleAndOptimizer) as second,
+    ):
         assert first is not second
-    with single.borrowed(feed, single.Network) as again:
+    with single.borrowed(feed, single.ModuleAndOptimizer) as again:
         assert again in (first, second)
 
 

@@ -46,6 +46,7 @@ def variables(words: str) -> dict[str, str]:
     ("words", "expected"),
     [
         ("der", ["derive"]),
+        ("catalogue wild", ["wild-park"]),
         ("export ZOO net-01", ["net-010", "net-011"]),
         ("retract ZOO net-003 net-00", [f"net-00{row}" for row in range(10)]),
         ("show ZOO --variant r", ["raw"]),

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from ckptzoo.explorer.histograms import BINS, histogram
+from ckptzoo.explorer.columns import BINS, histogram
 
 ANY = st.one_of(
     st.floats(),

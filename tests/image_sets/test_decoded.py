@@ -9,7 +9,7 @@ import pytest
 from ckptzoo.environment import cache_root
 from ckptzoo.errors import ZooError
 from ckptzoo.image_sets import lookup, pictures, tables
-from ckptzoo.image_sets.pictures import CACHE_ADDRESS, Picture, Shape, decode_all, decode_to_cache
+from ckptzoo.image_sets.pictures import CACHE_ADDRESS, EncodedPicture, Shape, decode_all, decode_to_cache
 from ckptzoo.remote.cache import cached_zoos, prune
 from tests.faults.disks import disk
 from tests.support import image_set_files as made
@@ -23,12 +23,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def pictures_in(folder: Path, count: int = 3) -> list[Picture]:
+def pictures_in(folder: Path, count: int = 3) -> list[EncodedPicture]:
     folder.mkdir(exist_ok=True)
     for number in range(count):
         pixels = RNG.integers(0, 256, (64, 64, 3), dtype=np.uint8)
         (folder / f"{number}.jpg").write_bytes(made.jpeg(pixels))
-    return [Picture(f"{number}.jpg", folder / f"{number}.jpg") for number in range(count)]
+    return [EncodedPicture(f"{number}.jpg", folder / f"{number}.jpg") for number in range(count)]
 
 
 def files(cache: Path) -> list[Path]:
@@ -60,7 +60,9 @@ def test_other_pictures_are_another_file(tmp_path: Path, cache: Path) -> None:
     smaller = decode_to_cache(found, Shape(8, scaled=True))
     grey = decode_to_cache(found, Shape(64, 1))
     assert smaller.shape == (3, 3, 8, 8) and grey.shape == (3, 1, 64, 64) and len(files(cache)) == 4
-    encoded = [Picture(item.where, item.content.read_bytes()) for item in found if isinstance(item.content, Path)]
+    encoded = [
+        EncodedPicture(item.where, item.content.read_bytes()) for item in found if isinstance(item.content, Path)
+    ]
     assert np.array_equal(decode_to_cache(encoded, Shape(64)), second) and len(files(cache)) == 5
     assert np.array_equal(decode_to_cache(list(encoded), Shape(64)), second) and len(files(cache)) == 5
 

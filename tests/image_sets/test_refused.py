@@ -17,7 +17,7 @@ import scipy.io
 from ckptzoo import image_sets
 from ckptzoo.errors import SpecError, UnknownNameError, ZooError
 from ckptzoo.image_sets import class_names, lookup, tables
-from ckptzoo.image_sets.pictures import Picture, Shape, decode
+from ckptzoo.image_sets.pictures import EncodedPicture, Shape, decode
 from tests.support import image_set_files as made
 
 
@@ -177,12 +177,13 @@ def test_a_picture_that_claims_to_be_huge() -> None:
     Image.new("L", (64, 64)).save(file, "PNG")
     data = bytearray(file.getvalue())
     data[16:24] = struct.pack(">II", 60_000, 60_000)
-    refused(lambda: decode(Picture("x.png", bytes(data)), Shape(64, scaled=True)), "x.png: picture: expected")
-    refused(lambda: decode(Picture("x.png", bytes(data)), Shape(64)), "x.png: picture: expected")
+    refused(lambda: decode(EncodedPicture("x.png", bytes(data)), Shape(64, scaled=True)), "x.png: picture: expected")
+    refused(lambda: decode(EncodedPicture("x.png", bytes(data)), Shape(64)), "x.png: picture: expected")
     deep = io.BytesIO()
     Image.fromarray(np.zeros((64, 64), np.uint16)).save(deep, "PNG")
     refused(
-        lambda: decode(Picture("deep.png", deep.getvalue()), Shape(64)), "deep.png: picture: expected one of the modes"
+        lambda: decode(EncodedPicture("deep.png", deep.getvalue()), Shape(64)),
+        "deep.png: picture: expected one of the modes",
     )
 
 

@@ -15,7 +15,7 @@ from ckptzoo import archs, learning
 from ckptzoo.derive import declare
 from ckptzoo.errors import ZooError
 from ckptzoo.learning import Augment
-from ckptzoo.learning.augment import Draw, bounded, element_keys, id_hashes
+from ckptzoo.learning.augment import ElementDraw, bounded, element_keys, id_hashes
 from ckptzoo.learning.group_action import Mover
 from ckptzoo.schema.groups import AxisAction, Group, Like, Segment, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
@@ -113,7 +113,7 @@ def test_elements_are_of_the_group_and_act_as_apply_does(net, seed, scales, perm
     element = augment.element(net.table, IDS[:K], seed=seed, epoch=0)
     element.check(net.table)
     weights = net.weights(K, seed)
-    perms, free = Draw.of(net.table, augment)(element_keys(id_hashes(IDS[:K]), seed, 0, 0))
+    perms, free = ElementDraw.of(net.table, augment)(element_keys(id_hashes(IDS[:K]), seed, 0, 0))
     free = bounded(free, weights.__getitem__, net.table)
     whole = GroupElement.identity(net.table, K)
     scaling = GroupElement(whole.perms, {**whole.scales, **free})

@@ -385,6 +385,20 @@ def test_any_text_is_a_condition_or_is_explained(kept_zoo, words):
         assert not _INTERNAL.search(str(error))
 
 
+def test_a_module_stands_for_the_layers_in_it(tmp_path):
+    names = ("body.0.weight", "body.2.0.weight", "body.2.0.bias", "bodyguard.weight", "head.weight")
+    arch = ckptzoo.Architecture.of({name: np.zeros(2, np.float32) for name in names}, name="nested")
+    with ckptzoo.create(tmp_path / "zoo", arch=arch) as writer:
+        writer.add(weights_of(arch, 3), rows_of(3))
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    for module, within in (("body", names[:3]), ("body.2", names[1:3]), ("body.0", names[:1]), ("head", names[4:])):
+        assert tuple(next(iter(zoo.stream(module, batch_size=2))).tensors) == within
+        ckptzoo.pull(str(tmp_path / "zoo"), tmp_path / module, layers=[module])
+        assert ckptzoo.open(tmp_path / module).arch.names == within
+    with pytest.raises(UnknownNameError, match=r"'body' is a module: .*zoo\.stream\('body'\)"):
+        zoo["body"]
+
+
 def test_unknown_names_list_the_near_ones(zoo):
     with pytest.raises(UnknownNameError, match=r"Did you mean conv\.weight"):
         zoo["conv.weigth"]

@@ -176,7 +176,7 @@ def key(path: str) -> tuple[Any, ...]:
     return name, id(found)
 
 
-@pytest.mark.parametrize("script", ["commands", "forms", "diagrams"])
+@pytest.mark.parametrize("script", ["commands", "forms", "catalogue", "diagrams"])
 def test_what_scripts_write_is_up_to_date(script: str) -> None:
     """``make tutorials`` writes it again."""
     spec = util.spec_from_file_location(script, DOCS / f"{script}.py")

@@ -6,6 +6,7 @@ Griffe, which renders the reference, reads them without importing anything.
 import ast
 import doctest
 import logging
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -109,6 +110,14 @@ def test_parameters_and_results_are_those_of_the_signatures(
     with caplog.at_level(logging.WARNING, logger="griffe"):
         assert [problem for found in objects(packages[name]) for problem in problems(found)] == []
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_docstrings_begin_with_a_noun_or_a_verb(name: str, packages: dict[str, griffe.Module]) -> None:
+    """Attributes too: they do not begin with "Of", "See" or "What"; the questions of studies may."""
+    found = [(item.path, item.docstring.value.lstrip()) for item in objects(packages[name]) if item.docstring]
+    assert len(found) > 500
+    assert [(path, text[:60]) for path, text in found if re.match(r"(?:Of|See)\b|What\b(?![^.]*\?)", text)] == []
 
 
 def studies() -> list[str]:

@@ -1,8 +1,9 @@
-"""Every command that a message suggests is one: the command line takes it as it is printed."""
+"""Every command that a message or the catalogue suggests is one: the command line takes it as it is printed."""
 
 import ast
 import functools
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import typer
 
+import ckptzoo
 from ckptzoo.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +133,20 @@ def test_commands_that_messages_suggest_are_taken_as_they_are_printed() -> None:
                     wrong.append(f"{path.relative_to(ROOT)}: {name} {arguments}: {error}")
     assert not wrong, "\n".join(wrong)
     assert found > 30
+
+
+def test_commands_of_the_catalogue_are_taken_as_they_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("layout.csv").write_text("")  # a file that is to be read has to be there
+    lines = [line for entry in ckptzoo.catalogue() for line in entry.commands]
+    suggested = [
+        found for entry in ckptzoo.catalogue() for text in (*entry.before, entry.notes) for found in mentioned(text)
+    ]
+    for name, arguments in [*((words[1], words[2:]) for words in map(shlex.split, lines)), *suggested]:
+        COMMANDS[name].make_context(name, list(arguments), resilient_parsing=False)
+    assert len(lines) > 30
 
 
 def test_options_that_messages_name_are_those_of_their_commands() -> None:

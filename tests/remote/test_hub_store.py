@@ -72,7 +72,7 @@ def test_an_address_that_expires_is_resolved_again(both: Both, files: dict[str, 
 def test_an_address_that_is_refused_for_ever_ends(both: Both, quick: RetryPolicy) -> None:
     store = opened(both[0], quick)
     both[1].faults.append(Fault("forbidden", 10**9))
-    with pytest.raises(RemoteError, match="leave to read it"):
+    with pytest.raises(RemoteError, match="permission to read it"):
         read(store, SHARD, 0, 10, quick)
 
 

@@ -145,7 +145,7 @@ def test_the_headers_that_ask_for_a_wait() -> None:
 @pytest.mark.parametrize("status", ["forbidden"])
 def test_a_refusal_is_final(served: Served, quick: RetryPolicy, status: str) -> None:
     served.faults.append(Fault(status, 99))
-    with pytest.raises(RemoteError, match="leave to read it"):
+    with pytest.raises(RemoteError, match="permission to read it"):
         read(served, quick)
     assert len(served.seen) == 1
 

@@ -65,6 +65,7 @@ def test_every_problem_of_a_card_is_reported() -> None:
         (b"name = ", "a card in TOML"),
         (b"name = '\xff'", "a card in TOML"),
         (b"name = " + b"[" * 5000, "a card in TOML"),
+        (b"name = " + b"9" * 5_000, "a card in TOML"),
         (b"summary = 'a'", "got no name"),
         (b"name = 'a'\nlicence = 'mit'", "got licence"),
         (b"name = 'a'\nauthors = 'b'", "authors: expected a list of strings, got 'b'"),

@@ -16,8 +16,8 @@ from ckptzoo.server.access import (
     ROLES,
     TOKEN_ROLES,
     WRITE,
+    AccessTarget,
     Subject,
-    Target,
     TokenLimits,
     may,
     role_in,
@@ -30,11 +30,11 @@ from tests.support.hosted import Answer, Hosted, ask, push
 
 NAMES = st.sampled_from(["ada", "bob", "lab"])
 TARGETS = st.builds(
-    Target,
+    AccessTarget,
     st.builds("{}/{}".format, NAMES, st.sampled_from(["zoo", "net"])),
     st.integers(1, 3), private=st.booleans(), closed=st.booleans(),
 )  # fmt: skip
-PLACES = st.builds(Target, NAMES)
+PLACES = st.builds(AccessTarget, NAMES)
 LIMITS = st.builds(TokenLimits, st.sampled_from(TOKEN_ROLES), st.sampled_from(["", "ada", "lab", "lab/zoo"]))
 ROLES_OF = st.sampled_from(ROLES)
 
@@ -51,13 +51,13 @@ def rank(role: str | None) -> int:
 
 
 @given(subjects(), TARGETS | PLACES)
-def test_no_token_does_more_than_its_owner(subject: Subject, target: Target) -> None:
+def test_no_token_does_more_than_its_owner(subject: Subject, target: AccessTarget) -> None:
     owner = Subject(subject.user, subject.namespaces, subject.repositories)
     assert rank(role_in(subject, target)) <= rank(role_in(owner, target))
 
 
 @given(subjects(), TARGETS | PLACES, st.data())
-def test_taking_a_grant_never_allows_more(subject: Subject, target: Target, data: st.DataObject) -> None:
+def test_taking_a_grant_never_allows_more(subject: Subject, target: AccessTarget, data: st.DataObject) -> None:
     namespaces, numbers = dict(subject.namespaces), dict(subject.repositories)
     taken = data.draw(st.sampled_from([*namespaces, *numbers]))
     if isinstance(taken, str):
@@ -69,7 +69,7 @@ def test_taking_a_grant_never_allows_more(subject: Subject, target: Target, data
 
 
 @given(st.none() | subjects(), TARGETS | PLACES)
-def test_each_role_includes_those_before_it(subject: Subject | None, target: Target) -> None:
+def test_each_role_includes_those_before_it(subject: Subject | None, target: AccessTarget) -> None:
     allowed = [may(subject, action, target) for action in ROLES]
     assert allowed == sorted(allowed, reverse=True)
     assert may(subject, READ, target) or target.private
@@ -78,7 +78,7 @@ def test_each_role_includes_those_before_it(subject: Subject | None, target: Tar
 
 
 @given(subjects(), TARGETS | PLACES)
-def test_who_has_no_role_there_may_do_no_more_than_everybody(subject: Subject, target: Target) -> None:
+def test_who_has_no_role_there_may_do_no_more_than_everybody(subject: Subject, target: AccessTarget) -> None:
     namespace = target.name.partition("/")[0]
     if namespace not in subject.namespaces and target.number not in subject.repositories:
         assert rank(role_in(subject, target)) <= rank(None if target.private else READ if target.closed else CONTRIBUTE)
@@ -182,7 +182,7 @@ def test_members_and_grants(laboratory: Hosted) -> None:
         with service.database.reading() as connection:
             subject = accounts.subject_of(connection, "bob")
             found = [repositories.find(connection, "dataset", name) for name in (SECRET, OPEN)]
-        return [role_in(subject, item.target) for item in found if item] + [role_in(subject, Target("lab"))]
+        return [role_in(subject, item.target) for item in found if item] + [role_in(subject, AccessTarget("lab"))]
 
     with service.database.reading() as connection:
         secret = repositories.find(connection, "dataset", SECRET)

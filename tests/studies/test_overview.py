@@ -48,7 +48,7 @@ def test_the_gauge_breaks_the_symmetry_of_the_cloud(perceptrons: Make) -> None:
 
 def test_pair_figures_have_known_answers() -> None:
     points = np.array([[0.0, 1.0], [1.0, 3.0], [2.0, 2.0], [3.0, 0.0]])
-    found = module.Pair(("a", "b"), {"raw": points, "same": np.ones((3, 2)), "line": points[:, [0, 0]]})
+    found = module.WeightPair(("a", "b"), {"raw": points, "same": np.ones((3, 2)), "line": points[:, [0, 0]]})
     assert found.above("raw") == 0.625
     assert found.correlation("raw") == pytest.approx(np.corrcoef(points.T)[0, 1])
     assert found.above("same") == 0.5 and np.isnan(found.correlation("same"))

@@ -7,7 +7,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from ckptzoo import archs
-from ckptzoo.hub.contributions.evaluation import Evaluator
+from ckptzoo.hub.contributions.evaluation import CheckpointEvaluator
 from ckptzoo.image_sets import ImageSet
 from ckptzoo.image_sets.evaluation import Evaluation
 from tests.support.hub_zoos import ARCH, weights_of
@@ -58,7 +58,7 @@ def accuracy_of(state: dict[str, np.ndarray], data: Path) -> float:
     """The accuracy of an OptuNet on the test set of a folder."""
     with np.load(data / "mnist_test.npz") as held:
         images, labels = held["images"], held["labels"]
-    judge = Evaluator(ARCH, archs.get("optunet"), ImageSet("mnist", images[:, None], labels), EVALUATION)
+    judge = CheckpointEvaluator(ARCH, archs.get("optunet"), ImageSet("mnist", images[:, None], labels), EVALUATION)
     return float(judge.columns({name: array[None] for name, array in state.items()})["test_accuracy"][0])
 
 

@@ -29,9 +29,8 @@ _NAMES = ("conv1.weight", "conv2.weight", "fc.weight", "fc.bias")
 
 
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
-    """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``.
-
-    Raises ZooError: the data is not on a CPU, or its images are not of 28x28 pixels.
+    """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``. Raises ZooError: the data is
+    not on a CPU, or its images are not of 28x28 pixels.
     """
     recipe, members = data_source.recipe, len(state)
     train(
@@ -86,6 +85,7 @@ def images(data_source: DataSource) -> Images:
         data_source.height,
         data_source.width,
         recipe.crop_pad,
+        # pixels are bytes: (p / 255 - mean) / std = (p - 255 mean) / (255 std), one product a pixel
         np.float32(255 * mean),
         np.float32(1 / (255 * std)),
     )
@@ -93,6 +93,7 @@ def images(data_source: DataSource) -> Images:
 
 def sgd_settings(recipe: ImageRecipe, start: int, stop: int) -> SGDSettings:
     """Return the settings of the steps from ``start`` to ``stop``."""
+    # a rate too many where ``stop`` ends an epoch; the loop reads only those of its steps
     epochs = range(start // recipe.epoch_steps, stop // recipe.epoch_steps + 1)
     return SGDSettings(
         recipe.train,

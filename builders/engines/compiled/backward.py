@@ -55,6 +55,7 @@ def linear_backward(workspace: Workspace, head: Numbers) -> None:
         back = spread(_ZERO)
         for k in range(CLASSES):
             back = back + spread(head[k * OUTPUTS + out]) * load(workspace.slope, k * _L)
+        # a feature is the mean over 16 positions, so each of them gets a sixteenth of the gradient
         back = back * load(workspace.scales, out * _L) * spread(_SIXTEENTH)
         for place in range(PLACES):
             _where(workspace.hidden2, (out * PLACES + place) * _L, workspace.hidden2, back)
@@ -96,6 +97,7 @@ def conv2_weight_grad(workspace: Workspace) -> None:
                         s3 + slope * x3,
                         s4 + slope * x4,
                     )
+                    # the window moves by one column: four of its five inputs are in registers already
                     x0, x1, x2, x3 = x1, x2, x3, x4
             store(workspace.conv2, offset, s0)
             store(workspace.conv2, offset + _L, s1)
@@ -108,6 +110,7 @@ def conv2_weight_grad(workspace: Workspace) -> None:
 def conv2_input_grad(workspace: Workspace, kernel: Numbers, scale: np.float32) -> None:
     """Propagate back through the second convolution and ReLU to the maxima of the first, times the pixels' scale."""
     zero, b = spread(_ZERO), spread(scale)
+    # 8 rows of each of the 2 channels; their 8 sums stay in registers over all outputs and rows of a kernel
     for row in range(16):
         channel, y = row // 8, row % 8
         s0, s1, s2, s3, s4, s5, s6, s7 = zero, zero, zero, zero, zero, zero, zero, zero
@@ -162,4 +165,5 @@ def reduce_lanes(workspace: Workspace) -> None:
     """Add up the lanes, where they are images."""
     for sums in (workspace.conv2, workspace.head, workspace.bias):
         for k in range(len(sums) // _L):
+            # k <= 16 k: what is overwritten has been added up already
             sums[k] = total(load(sums, k * _L))

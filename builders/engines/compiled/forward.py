@@ -40,6 +40,7 @@ def load_crop(
     a, b = spread(shift), spread(scale)
     for row in range(ROWS):
         for column in range(0, PITCH, 4):
+            # 28 columns are 7 words of four bytes, each loaded at once
             p0, p1, p2, p3 = crops(pixels, corners, row * width + column)
             offset = (row * PITCH + column) * _L
             store(workspace.images, offset, (p0 - a) * b)
@@ -64,6 +65,7 @@ def _row(sums: Three, kernel: Numbers, offset: int, images: Numbers, start: int)
 def _best(best: Lanes, place: Lanes, sums: Three, offset: int) -> tuple[Lanes, Lanes]:
     """Return the larger of a maximum and three sums, and its place; the first where they are equal."""
     s0, s1, s2 = sums
+    # a place is kept as a float32, exact to 2^24, so that one vector type holds all
     place, best = greater(s0, best, spread(np.float32(offset)), place), greater(s0, best, s0, best)
     place, best = greater(s1, best, spread(np.float32(offset + 1)), place), greater(s1, best, s1, best)
     return greater(s2, best, s2, best), greater(s2, best, spread(np.float32(offset + 2)), place)
@@ -82,6 +84,7 @@ def pool(workspace: Workspace, kernel: Numbers, width: int) -> None:
                 start = (corner + (y + i) * PITCH) * _L
                 sums0 = _row(sums0, kernel, 4 * i, workspace.images, start)
                 sums1 = _row(sums1, kernel, WEIGHTS1 + 4 * i, workspace.images, start)
+            # places count in the padded picture, whose rows are ``width`` apart, since backward reads pixels from there
             best0, place0 = _best(best0, place0, sums0, y * width)
             best1, place1 = _best(best1, place1, sums1, y * width)
         offset, other = window * _L, (WINDOWS + window) * _L
@@ -117,6 +120,7 @@ def convolve(workspace: Workspace, kernel: Numbers) -> None:
             store(workspace.hidden2, offset + _L, s1)
             store(workspace.hidden2, offset + 2 * _L, s2)
             store(workspace.hidden2, offset + 3 * _L, s3)
+            # in pairs: additions that do not wait for one another
             total = total + ((s0 + s1) + (s2 + s3))
         store(workspace.features, out * _L, total * spread(_SIXTEENTH) * load(workspace.scales, out * _L))
 

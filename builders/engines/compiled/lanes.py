@@ -19,6 +19,7 @@ from numba.extending import intrinsic, models, overload, register_model
 LANES = 16
 _FLOAT, _BYTE, _INT, _LONG = ir.FloatType(), ir.IntType(8), ir.IntType(32), ir.IntType(64)
 _VECTOR, _INTS, _FOUR = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES), ir.VectorType(_BYTE, 4)
+# a vector load may assume no more than the alignment of one number: offsets are any
 _LINE = 4
 """The least alignment of an address in bytes."""
 
@@ -53,6 +54,7 @@ def _whole(value: int) -> ir.Constant:
 
 
 def _splat(builder: Any, value: Any) -> Any:
+    # LLVM's idiom for a broadcast, which it turns into one instruction
     first = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(_INT, 0))
     return builder.shuffle_vector(first, ir.Constant(_VECTOR, ir.Undefined), _whole(0))
 
@@ -114,6 +116,7 @@ def crops(typing: Any, pixels: Any, corners: Any, offset: Any) -> Any:
         packed = ir.Constant(_INTS, ir.Undefined)
         for lane in range(LANES):
             corner = builder.load(_address(context, builder, places, arguments[1], _LONG(lane), _LONG))
+            # crops start at any byte, hence ``align=1`` below
             address = _address(context, builder, kind, arguments[0], builder.add(corner, arguments[2]), _FOUR)
             word = builder.bitcast(builder.load(address, align=1), _INT)
             packed = builder.insert_element(packed, word, ir.Constant(_INT, lane))
@@ -156,6 +159,7 @@ def greater(typing: Any, value: Any, best: Any, yes: Any, no: Any) -> Any:
     """Select ``yes`` where the value is above ``best`` or not a number, else ``no``, as PyTorch's max-pooling."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # an ordered comparison with a NaN is false, so NaN is asked for by itself
         above = builder.fcmp_ordered(">", arguments[0], arguments[1])
         return builder.select(
             builder.or_(above, builder.fcmp_unordered("uno", arguments[0], arguments[0])), arguments[2], arguments[3]
@@ -169,6 +173,7 @@ def where_positive(typing: Any, value: Any, then: Any) -> Any:
     """Select ``then`` where the value is above 0 or not a number, else 0; with the value itself, ReLU."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # a NaN is not <= 0 and passes, as through torch.relu
         return builder.select(builder.fcmp_ordered("<=", arguments[0], _constant(0.0)), _constant(0.0), arguments[1])
 
     return LANES_TYPE(LANES_TYPE, LANES_TYPE), build
@@ -179,6 +184,7 @@ def total(typing: Any, value: Any) -> Any:
     """Return the sum over the lanes: 16 become 8, then 4, 2 and 1."""
 
     def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        # a tree of fixed shape: llvm.vector.reduce.fadd leaves the order to the target, and with it the bits
         left, size = arguments[0], LANES
         while size > 1:
             size //= 2
@@ -214,12 +220,14 @@ def exponential(typing: Any, value: Any) -> Any:
         # ln 2 = 355/512 - 2.12194440e-4: n times the first piece, of 9 bits, is exact
         r = _called(builder, "fmuladd", minus, _constant(0.693359375), x)
         r = _called(builder, "fmuladd", minus, _constant(-2.12194440e-4), r)
+        # |r| <= ln 2 / 2: the first omitted term, r^8 / 8!, is below 6e-9, a tenth of float32's rounding
         series = _constant(1 / 5040)
         for term in (720, 120, 24, 6, 2, 1, 1):
             series = _called(builder, "fmuladd", series, r, _constant(1 / term))
         # 2^n as float32 has it: the exponent, 127 too large, above 23 bits of mantissa
         power = builder.shl(builder.add(builder.fptosi(n, _INTS), _whole(127)), _whole(23))
         result = builder.fmul(series, builder.bitcast(power, _VECTOR))
+        # a NaN stays one, so that a member that diverged is seen
         otherwise = builder.select(
             builder.fcmp_unordered("uno", arguments[0], arguments[0]), arguments[0], _constant(0.0)
         )

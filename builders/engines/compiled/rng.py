@@ -1,8 +1,7 @@
 """The random draws of a member, compiled: the numbers of ``builders.rng`` bit for bit.
 
 Every number here is an unsigned 64-bit one that holds a 32-bit word, because a mixture of signed and unsigned ones
-would
-become floating point. ``tests/builders/test_compiled_pieces.py`` compares them.
+would become floating point. ``tests/builders/test_compiled_pieces.py`` compares them.
 """
 
 import math
@@ -43,6 +42,7 @@ def philox(first: Word, second: Word, third: Word, key: Word) -> tuple[Word, Wor
 def _four_words(first: Word, second: Word, third: Word, fourth: Word, key: Word) -> tuple[Word, Word, Word, Word]:
     c0, c1, c2, c3 = first, second, third, fourth
     k0, k1 = key & _MASK, key >> _HALF
+    # ten rounds are Philox's default; the fewest that pass BigCrush are 7 (Salmon et al. 2011)
     for _ in range(10):
         low0, low1 = c0 * _MULTIPLIER0, c2 * _MULTIPLIER1
         c0, c2 = (low1 >> _HALF) ^ c1 ^ k0, (low0 >> _HALF) ^ c3 ^ k1
@@ -70,6 +70,7 @@ def round_keys(key: Word, epoch: int, keys: NDArray[np.uint64]) -> None:
 def _network(x: Word, a: Word, b: Word, keys: NDArray[np.uint64], rounds: int) -> Word:
     left, right = x // b, x % b
     for i in range(0, rounds, 2):
+        # (word * a) >> 32 scales a word to 0 .. a-1 without a division
         left += (_mix(right ^ keys[i]) * a) >> _HALF
         left -= a if left >= a else _U(0)
         right += (_mix(left ^ keys[i + 1]) * b) >> _HALF
@@ -80,6 +81,7 @@ def _network(x: Word, a: Word, b: Word, keys: NDArray[np.uint64], rounds: int) -
 def side(count: int) -> int:
     """Return the longer side of the rectangle over which an order of ``count`` items is drawn."""
     root = math.isqrt(count - 1) + 1
+    # as in ckptzoo.loader.permutation: a is even and at least the root, b is what is needed to reach the count
     return root + root % 2
 
 
@@ -98,15 +100,14 @@ def items(first: int, count: int, side: int, keys: NDArray[np.uint64], order: ND
         for k in range(len(order)):
             order[k] = np.int64(_network(_U(first + k), a, b, keys, ROUNDS))
     for k in range(len(order)):
+        # cycle walking: a position outside is sent through the network again until it lands inside
         while order[k] >= count:
             order[k] = np.int64(_network(_U(order[k]), a, b, keys, 8 if count >= _FEW else ROUNDS))
 
 
 @njit(**OPTIONS)
 def corners(key: Word, epoch: int, first: int, pad: int, width: int, places: NDArray[np.int64]) -> None:
-    """Write the places in a padded image where the crops at the positions from ``first`` on start; see
-    ``builders.rng.crops``.
-    """
+    """Write where the crops at the positions from ``first`` on start in a padded image; see ``builders.rng.crops``."""
     size = _U(2 * pad + 1)
     for k in range(len(places)):
         down, right = philox(_U(first + k), _U(epoch), _CROP, key)
@@ -123,4 +124,5 @@ def dropout_scales(key: Word, epoch: int, first: int, threshold: int, scale: np.
         for unit in range(0, scales.shape[1], 4):
             words = _four_words(_U(first + k), _U(epoch), _DROPOUT, _U(unit // 4), key)
             for number in range(min(4, scales.shape[1] - unit)):
+                # as torch's dropout: kept units are scaled in training, so that a network in use needs no factor
                 scales[k, unit + number] = scale if words[number] >= least else np.float32(0)

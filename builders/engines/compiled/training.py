@@ -77,7 +77,9 @@ def gradients(
     """Compute gradients of the mean cross-entropy of ``size`` images, into the first numbers of four arrays."""
     conv1, conv2, head, bias = weights
     for sums in (workspace.conv1, workspace.conv2, workspace.head, workspace.bias):
+        # most sums grow over the blocks of sixteen images, and the memory is that of the last step
         sums[:] = 0
+    # always blocks of sixteen from the first image on: the order of additions depends on nothing else
     for first in range(0, size, LANES):
         places = batch.corners[first : first + LANES]
         if dropout:
@@ -101,6 +103,7 @@ def sgd_step(weights: Numbers, momentum: Numbers, slopes: Numbers, rate: np.floa
     """Take a step as ``builders.engines.sgd.update``."""
     for k in range(len(weights)):
         slope = slopes[k]
+        # the order of torch.optim.SGD: decay goes into the velocity, too
         if rule.decay:
             slope += rule.decay * weights[k]
         if len(momentum):
@@ -122,6 +125,7 @@ def draw(key: Any, epoch: int, first: int, images: Images, rule: SGDSettings, ke
         item = labels[k]
         corners[k] += item * images.height * images.width
         labels[k] = images.labels[item]
+    # addresses that may be read; softmax_grad gives these lanes the gradient 0
     corners[size:] = corners[0]
     labels[size:] = labels[0]
     if rule.threshold:
@@ -129,16 +133,7 @@ def draw(key: Any, epoch: int, first: int, images: Images, rule: SGDSettings, ke
     return size
 
 
-def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
-    """Return ``train`` and ``batch_gradients``, compiled when first called; kept in Numba's cache on disk, or in
-    memory.
-
-    Numba finds what it keeps by the file of a function and by what the function encloses, not by what it calls;
-    therefore these enclose a digest of the folder.
-    """
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    sources = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
+def _training_loop(sources: str) -> Callable[..., str]:
     def train(
         workspace: Workspace,
         images: Images,
@@ -150,13 +145,12 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
         start: int,
         stop: int,
     ) -> str:
-        """Train every member from step ``start`` to ``stop``, in place; return the digest of the sources that this was
-        compiled from.
-        """
+        """Train every member from step ``start`` to ``stop``, in place; return the digest of the compiled sources."""
         rounds = np.empty(rng.ROUNDS, np.uint64)
         steps = -(-rule.items // rule.batch)
         for member in range(len(keys)):
             conv1, conv2, head, bias = weights[0][member], weights[1][member], weights[2][member], weights[3][member]
+            # no epoch: the first step draws its round keys
             epoch = -1
             for step in range(start, stop):
                 if step // steps != epoch:
@@ -172,6 +166,10 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
                 sgd_step(bias, momenta[3][member], workspace.bias, rate, rule)
         return sources
 
+    return train
+
+
+def _gradient_loop(sources: str) -> Callable[..., str]:
     def batch_gradients(
         workspace: Workspace,
         images: Images,
@@ -182,9 +180,7 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
         slopes: Tensors,
         step: int,
     ) -> str:
-        """Write the gradient of every member at step ``step`` into ``slopes``; return the digest of the sources that
-        this was compiled from.
-        """
+        """Write the gradient of every member at ``step`` into ``slopes``; return the digest of the compiled sources."""
         rounds = np.empty(rng.ROUNDS, np.uint64)
         steps = -(-rule.items // rule.batch)
         epoch = step // steps
@@ -200,6 +196,20 @@ def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
             slopes[3][member] = workspace.bias[: len(bias)]
         return sources
 
+    return batch_gradients
+
+
+def compile_loops() -> tuple[Callable[..., str], Callable[..., str]]:
+    """Return ``train`` and ``batch_gradients``, compiled when first called; kept in Numba's cache on disk, or in
+    memory.
+
+    Numba finds what it keeps by the file of a function and by what the function encloses, not by what it calls;
+    therefore these enclose a digest of the folder.
+    """
+    # sorted, since a folder's order differs between file systems
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    sources = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    train, batch_gradients = _training_loop(sources), _gradient_loop(sources)
     try:
         # without the interpreter's lock, so that the workers run at the same time
         options: dict[str, Any] = {"nogil": True, "cache": True, **OPTIONS}

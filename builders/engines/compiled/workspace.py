@@ -14,6 +14,7 @@ Places = NDArray[np.int64]
 Pixels = NDArray[np.uint8]
 Lanes = Any
 """Sixteen numbers; see ``builders.engines.compiled.lanes``."""
+# a 4x4 kernel on 28x28 pixels gives 25x25 outputs, of which 3x3 windows use 24x24: these see 27 rows
 ROWS, PITCH = 27, 28
 """Rows of a crop that pooling leaves in use, and its columns."""
 WINDOWS, PLACES, OUTPUTS, GROUP, CLASSES = 64, 16, 10, 5, 10
@@ -54,5 +55,6 @@ class Workspace(NamedTuple):
         sizes = (ROWS * PITCH, channels, channels, channels, OUTPUTS * PLACES, OUTPUTS, CLASSES, OUTPUTS)
         sums = (2, OUTPUTS * WEIGHTS2, CLASSES * OUTPUTS, CLASSES)
         workspace = cls(*(np.zeros(size * LANES, np.float32) for size in (*sizes, *sums)))
+        # without dropout nothing writes them again
         workspace.scales[:] = 1
         return workspace

@@ -35,13 +35,13 @@ _PIXELS, _MAX_BATCH = 28, 256
 
 
 def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
-    """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``.
-
-    Raises ZooError: the data is not on a CUDA device, its images are not of 28x28 pixels, or a batch has more than 256.
+    """Take the steps of every member up to ``stop``, as every ``builders.engines.Engine``. Raises ZooError: the data is
+    not on a CUDA device, its images are not of 28x28 pixels, or a batch has more than 256.
     """
     recipe, device, start = data_source.recipe, data_source.device, state.step
     _check(data_source)
     lanes, members = _lanes(recipe.batch), len(state)
+    # a kernel takes no None; without momentum it neither reads nor writes this pointer
     weights, momenta = _rows(state.weights), _rows(state.momentum or state.weights)
     (mean,), (std,) = recipe.statistics(1)
     epochs = range(start // recipe.epoch_steps, stop // recipe.epoch_steps + 1)
@@ -51,12 +51,14 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
         launch(
             data_source.pixels,
             data_source.labels,
+            # torch has no arithmetic for uint64; the kernel takes the bits
             torch.from_numpy(state.keys.view("int64")).to(device),
             torch.tensor(rates, dtype=torch.float32, device=device),
             weights,
             momenta,
             torch.empty(members, lanes, dtype=torch.int64, device=device),
             torch.empty(members, training.WINNERS.value, lanes, dtype=torch.int8, device=device),
+            # zeros: lanes behind the last images are read and never written, and 0 times a NaN left in memory is a NaN
             torch.zeros(members, training.NUMBERS.value, lanes, device=device),
             torch.empty(members, training.WORDS.value, lanes, dtype=torch.int32, device=device),
             start,
@@ -72,9 +74,7 @@ def advance(data_source: DataSource, state: TrainingState, stop: int) -> None:
 
 
 def constants(data_source: DataSource) -> dict[str, Any]:
-    """Return the constants that are compiled into the kernel: another recipe is another compilation, of some ten
-    seconds, kept on disk.
-    """
+    """Return the constants of the kernel: another recipe is another compilation, of some ten seconds, kept on disk."""
     recipe = data_source.recipe
     return {
         "count": recipe.train,
@@ -83,6 +83,7 @@ def constants(data_source: DataSource) -> dict[str, Any]:
         "pad": recipe.crop_pad,
         "width": data_source.width,
         "area": data_source.height * data_source.width,
+        # constants, so that the compiler drops the terms where they are 0
         "decay": recipe.weight_decay,
         "friction": recipe.momentum,
         "lanes": _lanes(recipe.batch),

@@ -14,6 +14,7 @@ from builders.engines.fused.forward import row, spot, zeros
 
 CONV2, HEAD, BIAS, WEIGHTS = tl.constexpr(32), tl.constexpr(282), tl.constexpr(382), tl.constexpr(392)
 """The offsets of a member's second kernels, head and bias, behind its first kernels; and the end."""
+# a block of 32 x lanes numbers in registers; tl.arange takes powers of two alone
 _ROWS = tl.constexpr(32)
 """Rows that are added up at once."""
 
@@ -39,6 +40,7 @@ def conv2_weight_grad(hidden: tl.tensor, passed: tl.tensor, backs: tl.tensor, su
     lane = tl.arange(0, lanes)
     for channel in range(2):
         for i in range(5):
+            # 25 sums, 8 inputs and 4 slopes stay in a lane's registers: 128 of them leave room for 16 warps
             totals = zeros(25, lanes)
             for y in range(4):
                 inputs = row(hidden + (64 * channel + 8 * (y + i)) * lanes + lane, 8, lanes)
@@ -77,6 +79,7 @@ def conv2_input_grad(hidden: tl.tensor, kernel: tl.tensor, passed: tl.tensor, ba
                 totals = added
         for x in tl.static_range(8):
             place = hidden + (8 * offset + x) * lanes + tl.arange(0, lanes)
+            # not <= 0 is true for a NaN, as in torch's derivative of ReLU
             tl.store(place, tl.where(tl.load(place) <= 0, 0.0, totals[x]))
 
 
@@ -96,6 +99,7 @@ def conv1_weight_grad(
     """Add to the sums for the first convolution's weights, from the 4x4 pixels below each maximum."""
     for channel in range(2):
         totals = zeros(16, lanes)
+        # four images are 4 x 64 windows; ``spot`` deals with whole fours
         for block in range((batch + 3) // 4 * 256 // lanes):
             image, y, x = spot(block, lanes)
             offset = (64 * channel + 8 * y + x) * lanes + image

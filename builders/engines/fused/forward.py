@@ -42,11 +42,10 @@ def pool(
     lanes: tl.constexpr,
 ):
     """Apply the first convolution, its maximum over each window, and ReLU; store which of a window's nine was the
-    largest.
-
-    A lane takes a window: its 6x6 pixels and the 32 weights are in registers, and the sums are never stored.
+    largest. A lane takes a window: its 6x6 pixels and the 32 weights are in registers, and the sums are never stored.
     """
     weights = row(kernel, 32, 1)
+    # four images are 4 x 64 windows
     for block in range((batch + 3) // 4 * 256 // lanes):
         image, y, x = spot(block, lanes)
         corner = pixels + tl.load(corners + image) + 3 * (y * width + x)
@@ -60,6 +59,7 @@ def pool(
                 total = tl.zeros((lanes,), tl.float32)
                 for k in tl.static_range(16):
                     total += weights[16 * channel + k] * inputs[(place // 3 + k // 4) * 6 + place % 3 + k % 4]
+                # a NaN becomes the maximum, as in torch's max-pooling; of equal ones the first stays
                 better = (total > best) | (total != total)
                 best = tl.where(better, total, best)
                 winner = tl.where(better, place, winner)
@@ -80,9 +80,8 @@ def zeros(count: tl.constexpr, lanes: tl.constexpr) -> tl.tuple:
 
 @triton.jit
 def convolve(hidden: tl.tensor, kernel: tl.tensor, features: tl.tensor, passed: tl.tensor, lanes: tl.constexpr):
-    """Apply the second convolution, ReLU, and the mean over its positions; an image a lane.
-
-    What is kept are ten means, and ten words in which bit 4 y + x says that ReLU let position (y, x) pass.
+    """Apply the second convolution, ReLU, and the mean over its positions; an image a lane. What is kept are ten means,
+    and ten words in which bit 4 y + x says that ReLU let position (y, x) pass.
     """
     lane = tl.arange(0, lanes)
     for channel in range(2):
@@ -159,10 +158,12 @@ def classify(
     errors = ()
     for k in tl.static_range(10):
         slope = (powers[k] / total_power - (answers == k).to(tl.float32)) / size
+        # lanes behind the batch hold its first image again and must not count
         errors += (tl.where(lane < size, slope, 0.0),)
         tl.store(slopes + k * lanes + lane, errors[k])
     for j in range(10):
         back = tl.zeros((lanes,), tl.float32)
         for k in tl.static_range(10):
             back += tl.load(head + 10 * k + j) * errors[k]
+        # 1/16: each of 4x4 positions gets its share of the mean's gradient
         tl.store(backs + j * lanes + lane, back * 0.0625)

@@ -23,6 +23,7 @@ def side(count: int) -> int:
 
 @triton.jit
 def _mix(x: tl.tensor) -> tl.tensor:
+    # 32-bit products wrap around, which is the mask of the other implementations
     x = (x ^ (x >> 16)) * 0x7FEB352D
     x = (x ^ (x >> 15)) * 0x846CA68B
     return x ^ (x >> 16)
@@ -47,11 +48,11 @@ def _network(x: tl.tensor, keys: tl.tuple, a: tl.constexpr, b: tl.constexpr, rou
 
 @triton.jit
 def items(key: tl.tensor, epoch: tl.tensor, positions: tl.tensor, count: tl.constexpr, side: tl.constexpr) -> tl.tensor:
-    """Return the training items at these positions of an epoch of ``count``; see ``builders.rng.order``.
-
-    ``key`` is a member's, 64 bits; ``epoch`` and ``positions`` are words, ``side`` is ``side(count)``.
+    """Return the training items at these positions of an epoch of ``count``; see ``builders.rng.order``. ``key`` is a
+    member's, 64 bits; ``epoch`` and ``positions`` are words, ``side`` is ``side(count)``.
     """
     shorter: tl.constexpr = (count + side - 1) // side
+    # as in ckptzoo.loader.permutation
     rounds: tl.constexpr = 24 if count < 256 else 8
     # tl.philox takes the words of the counter one by one; its ten rounds are the default
     low, high, _, _ = tl.philox(key, epoch * 0, epoch, _ORDER, 0)
@@ -59,6 +60,7 @@ def items(key: tl.tensor, epoch: tl.tensor, positions: tl.tensor, count: tl.cons
     for i in tl.static_range(rounds):
         keys += (_mix(_mix(low + (((i + 1) * _GOLDEN) & _MASK)) ^ high),)
     order = _network(positions, keys, side, shorter, rounds)
+    # all lanes walk together until the last one is inside; those inside stay
     while tl.max((order >= count).to(tl.int32), 0) > 0:
         order = tl.where(order >= count, _network(order, keys, side, shorter, rounds), order)
     return order

@@ -52,6 +52,7 @@ def train(
     lanes: tl.constexpr,
 ):
     """Program m takes member m from step ``start`` to ``stop``; see ``builders.engines.fused.advance``."""
+    # 64 bits: with 256 lanes a member has 112,640 numbers, so that offsets pass 2^31 from 19,066 members on
     member = tl.program_id(0).to(tl.int64)
     key = tl.load(keys + member)
     weights += member * WEIGHTS
@@ -69,6 +70,7 @@ def train(
     for step in range(start, stop):
         epoch = step // steps
         first = (step - epoch * steps) * batch
+        # the last batch of an epoch may be short
         size = tl.minimum(batch, count - first)
         position = (first + tl.where(lane < size, lane, 0)).to(tl.uint32)
         item = rng.items(key, epoch.to(tl.uint32), position, count, side).to(tl.int64)

@@ -29,7 +29,7 @@ from builders.state import STOPPED, Tensors, TrainingState, dtype_of
 from ckptzoo import archs
 
 
-class Network:
+class ModuleAndOptimizer:
     """A module and its optimiser, which hold the weights and the momentum of one member after another."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -119,12 +119,12 @@ def memory_format_of(module: nn.Module, device: torch.device) -> torch.memory_fo
     return torch.channels_last
 
 
-_idle: WeakKeyDictionary[Feed, dict[type[Network], deque[Network]]] = WeakKeyDictionary()
+_idle: WeakKeyDictionary[Feed, dict[type[ModuleAndOptimizer], deque[ModuleAndOptimizer]]] = WeakKeyDictionary()
 """Networks that no thread uses; they are reused, because a span of steps takes only about a second."""
 
 
 @contextmanager
-def borrowed(data_source: Feed, kind: type[Network]) -> Iterator[Network]:
+def borrowed(data_source: Feed, kind: type[ModuleAndOptimizer]) -> Iterator[ModuleAndOptimizer]:
     """Yield a network for the recipe of a data source, exclusively until the end of the block."""
     # each operation on a deque or dictionary is atomic, so that threads need no lock
     networks = _idle.setdefault(data_source, {}).setdefault(kind, deque())
@@ -136,7 +136,9 @@ def borrowed(data_source: Feed, kind: type[Network]) -> Iterator[Network]:
     networks.append(network)
 
 
-def advance(data_source: Feed, state: TrainingState, stop: int, kind: type[Network] = Network) -> None:
+def advance(
+    data_source: Feed, state: TrainingState, stop: int, kind: type[ModuleAndOptimizer] = ModuleAndOptimizer
+) -> None:
     """Take the steps of one member after another."""
     stopped, epoch_steps = state.extra.get(STOPPED), data_source.recipe.epoch_steps
     for member in range(len(state)):
@@ -146,6 +148,7 @@ def advance(data_source: Feed, state: TrainingState, stop: int, kind: type[Netwo
             network.load(state.weights, state.momentum, member)
             step = state.step
             for batch in data_source.batches(state.keys[member : member + 1], state.step, stop):
+                # at epochs alone, so that where a member stops does not depend on when states are saved
                 if stopped is not None and step % epoch_steps == 0 and not network.is_finite():
                     stopped[member] = True
                     break
@@ -157,17 +160,17 @@ def advance(data_source: Feed, state: TrainingState, stop: int, kind: type[Netwo
 
 def gradient_steps(data_source: Feed, keys: NDArray[np.uint64], start: int, stop: int) -> Iterator[GradientStep]:
     """Yield the steps with their gradients; BatchNorm normalises by the batch, and its running statistics stay."""
-    with borrowed(data_source, Network) as network:
+    with borrowed(data_source, ModuleAndOptimizer) as network:
         for batch in data_source.batches(keys, start, stop):
             yield GradientStep(batch.rate, partial(_gradients, network, batch))
 
 
-def _gradients(network: Network, batch: TrainingBatch, weights: Tensors) -> Tensors:
-    found = {name: torch.empty_like(weights[name]) for name in network.parameters}
+def _gradients(network: ModuleAndOptimizer, batch: TrainingBatch, weights: Tensors) -> Tensors:
+    slopes = {name: torch.empty_like(weights[name]) for name in network.parameters}
     for member in range(len(batch.targets)):
         network.load(weights, {}, member)
         network.differentiate(batch, member)
         for name, parameter in network.parameters.items():
             assert parameter.grad is not None
-            found[name][member].copy_(parameter.grad)
-    return found
+            slopes[name][member].copy_(parameter.grad)
+    return slopes

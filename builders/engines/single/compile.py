@@ -8,16 +8,17 @@ import torch
 
 from builders.data_source import Feed
 from builders.engines import single
-from builders.engines.single import Network
+from builders.engines.single import ModuleAndOptimizer
 from builders.recipe import Recipe
 from builders.state import TrainingState
 
 
-class CompiledNetwork(Network):
+class CompiledNetwork(ModuleAndOptimizer):
     """A network whose module is compiled."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         super().__init__(recipe, device)
+        # an epoch has two sizes of batches: two compilations, instead of kernels for any size
         self.forward = torch.compile(self.module, dynamic=False)
 
 

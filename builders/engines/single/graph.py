@@ -12,7 +12,7 @@ import torch
 
 from builders.data_source import Feed, TrainingBatch
 from builders.engines import single
-from builders.engines.single import Network
+from builders.engines.single import ModuleAndOptimizer
 from builders.recipe import Recipe
 from builders.state import TrainingState
 
@@ -31,7 +31,7 @@ class _Captured:
     scales: torch.Tensor | None
 
 
-class GraphNetwork(Network):
+class GraphNetwork(ModuleAndOptimizer):
     """A network whose steps are CUDA graphs."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -51,6 +51,7 @@ class GraphNetwork(Network):
         captured.targets.copy_(batch.targets[0])
         if captured.scales is not None and batch.scales is not None:
             captured.scales.copy_(batch.scales[0])
+        # a replay reads the memory of the capture, so that everything is copied there
         self._rate.fill_(batch.rate)
         captured.graph.replay()
 

@@ -275,7 +275,7 @@ def accuracy(zoo: Zoo) -> str:
     names = zoo.contents.stated(quality.measured)
     stated = np.array([name in names for name in rows["id"].to_pylist()], bool)
     known = np.concatenate([values[good & ~np.isnan(values)] for values in (measured, claimed)])
-    scale, text = Scale.of(known * quality.times) if len(known) else None, list[str]()
+    scale, text = RoundBins.of(known * quality.times) if len(known) else None, list[str]()
     for column, chosen, source in (
         (measured, ~stated, "Measured"),
         (measured, stated, "Stated by contributors, not measured again"),
@@ -306,7 +306,7 @@ def accuracy(zoo: Zoo) -> str:
 
 
 @dataclass(frozen=True)
-class Quality:
+class QualityColumns:
     """Two columns for the same quality, one measured and one claimed; the page shows values multiplied by ``times``,
     with ``unit`` behind them.
     """
@@ -318,18 +318,17 @@ class Quality:
     unit: str = ""
 
     def value(self, number: float) -> str:
-        """Format one value."""
         return f"{self.times * number:.2f}{self.unit}" if self.unit else format_number(float(number))
 
 
 QUALITIES = (
-    Quality("test_accuracy", "claimed_test_accuracy", "test accuracy", 100, " %"),
-    Quality("test_loss", "claimed_test_loss", "test loss"),
+    QualityColumns("test_accuracy", "claimed_test_accuracy", "test accuracy", 100, " %"),
+    QualityColumns("test_loss", "claimed_test_loss", "test loss"),
 )
 """Qualities with a histogram on the page, which shows the first that is known of any checkpoint."""
 
 
-def quality_of(rows: pa.Table) -> Quality | None:
+def quality_of(rows: pa.Table) -> QualityColumns | None:
     """Return the first of ``QUALITIES`` that is known of any of these checkpoints."""
     for quality in QUALITIES:
         if any(rows[name].null_count < len(rows) for name in (quality.measured, quality.claimed)):
@@ -354,7 +353,7 @@ def _figures(rows: pa.Table, name: str) -> NDArray[np.float64]:
     return np.where(np.abs(values) <= MAX_FIGURE, values, np.nan)
 
 
-def _spread(values: NDArray[np.float64], quality: Quality) -> str:
+def _spread(values: NDArray[np.float64], quality: QualityColumns) -> str:
     mean, sd = mean_sd(values)
     number = counted(len(values), "checkpoint")
     if len(values) == 1:
@@ -364,7 +363,7 @@ def _spread(values: NDArray[np.float64], quality: Quality) -> str:
 
 
 @dataclass(frozen=True)
-class Scale:
+class RoundBins:
     """Equal bins whose edges are multiples of a round step: the width is ``step * 10**power``, and the first bin starts
     at ``first`` steps.
     """
@@ -384,7 +383,7 @@ class Scale:
         return max(0, -self.power)
 
     @classmethod
-    def of(cls, values: ArrayLike) -> "Scale":
+    def of(cls, values: ArrayLike) -> "RoundBins":
         """Choose bins for values: the more values, the finer; a few outliers are not covered."""
         ordered = np.sort(np.asarray(values, np.float64))
         # About 2.5 n^(1/3) bins; Rice's rule, 2 n^(1/3), has the same growth.
@@ -392,7 +391,7 @@ class Scale:
         return cls.over(*_middle(ordered), bins)
 
     @classmethod
-    def over(cls, low: float, high: float, bins: int) -> "Scale":
+    def over(cls, low: float, high: float, bins: int) -> "RoundBins":
         """Return the finest scale that covers a range with at most ``bins`` bins, two or more."""
         # A range of one value gets a width that float64 can resolve there.
         span = max(high - low, 1e-9 * max(abs(low), abs(high)), 1e-12)
@@ -410,22 +409,20 @@ class Scale:
             power += 1
 
 
-def histogram(values: ArrayLike, scale: Scale | None = None, *, unit: str = "") -> str:
+def histogram(values: ArrayLike, scale: RoundBins | None = None, *, unit: str = "") -> str:
     """Draw lines of ``from - to  count  bar``, one for each bin of (N,) finite values, at least one.
 
     ``scale`` are by default the bins of these values; ``unit`` is written behind the edges. Where a few values are far
     from the others, the bins are those of the middle 98 %; two lines more say how many are beyond the bins. The text
     does not depend on the order of the values.
 
-    Examples
-    --------
     >>> print(histogram([81, 82, 83, 84, 91]))
     80 - 85  4  ████████████████████████████████
     85 - 90  0
     90 - 95  1  ████████
     """
     ordered = np.sort(np.asarray(values, np.float64))
-    scale = scale or Scale.of(ordered)
+    scale = scale or RoundBins.of(ordered)
     edges = np.array([scale.edge(number) for number in range(scale.count + 1)])
     low, high = int(np.searchsorted(ordered, edges[0])), int(np.searchsorted(ordered, edges[-1], side="right"))
     inside = ordered[low:high]
@@ -481,6 +478,7 @@ def format_range(low: float, high: float) -> str:
 
 def counts(column: pa.ChunkedArray) -> dict[str, int]:
     """Count each text in a column, the most frequent first; nulls are left out."""
+    # Arrow counts in the order in which texts come, which is that of the rows
     numbers = {str(item["values"].as_py()): item["counts"].as_py() for item in column.drop_null().value_counts()}
     return dict(sorted(numbers.items(), key=lambda item: (-item[1], item[0])))
 

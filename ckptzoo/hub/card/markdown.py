@@ -15,8 +15,6 @@ def code(text: str, *, limit: int = MAX_SHOWN, escape: bool = True) -> str:
     can be anywhere, in a table too. Otherwise the text is shown letter by letter, whole and on one line, which is
     not for tables.
 
-    Examples
-    --------
     >>> print(code("a`b"), code("a`b", escape=False))
     `a\x60b` ``a`b``
     """
@@ -32,6 +30,7 @@ def code(text: str, *, limit: int = MAX_SHOWN, escape: bool = True) -> str:
 
 
 def _escaped(character: str) -> str:
+    # a bar ends a cell of a table in a code span too (GitHub Flavored Markdown, 4.10)
     if character in "`|":
         return f"\\x{ord(character):02x}"
     return character if character.isprintable() else character.encode("unicode_escape").decode()
@@ -51,12 +50,14 @@ def listed(texts: Sequence[str], *, limit: int) -> str:
 
 def fenced(text: str, language: str = "") -> str:
     """Return a block of code; its fence is longer than any in the text."""
+    # a block ends at a fence that is as long as its first or longer (CommonMark 0.31, 4.5)
     fence = _fence(text, 3)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def folded(title: str, text: str) -> str:
     """Hide text until its title is clicked."""
+    # Markdown within HTML begins behind an empty line (CommonMark 0.31, 4.6)
     return f"<details>\n<summary>{title}</summary>\n\n{text}\n\n</details>"
 
 

@@ -166,6 +166,7 @@ def training(rows: pa.Table) -> str:
     """Return a line for each recipe and data set, and settings that all checkpoints of a recipe share, if any."""
     numbered = rows.select([*_RECIPE_COLUMNS]).append_column("row", pa.array(range(len(rows)), pa.int64()))
     keys = numbered.group_by([*_RECIPE_COLUMNS]).aggregate([("row", "list")]).to_pylist()
+    # Arrow groups on several threads: lists come in any order
     recipes = [(key, rows.take(pa.array(sorted(key["row_list"])))) for key in keys]
     recipes = [(key, own_rows) for key, own_rows in recipes if any(key[column] for column in _RECIPE_COLUMNS)]
     if not recipes:
@@ -239,16 +240,16 @@ def _first(items: list[str]) -> list[str]:
 
 def _differing(values: Sequence[str | None]) -> str:
     """List several values of an entry, as JSON or None where a row lacks it; none for one value, objects and lists."""
-    found = [json.loads(value) for value in values if value is not None]
-    if len(values) < 2 or any(isinstance(value, dict | list) for value in found):
+    parsed = [json.loads(value) for value in values if value is not None]
+    if len(values) < 2 or any(isinstance(value, dict | list) for value in parsed):
         return ""
-    if len(found) <= _MAX_LISTED_VALUES:
-        said = ", ".join(code(text) for text in sorted(map(json.dumps, found)))
-    elif all(isinstance(value, int | float) and not isinstance(value, bool) for value in found):
-        finite = [value for value in found if math.isfinite(value)]
+    if len(parsed) <= _MAX_LISTED_VALUES:
+        said = ", ".join(code(text) for text in sorted(map(json.dumps, parsed)))
+    elif all(isinstance(value, int | float) and not isinstance(value, bool) for value in parsed):
+        finite = [value for value in parsed if math.isfinite(value)]
         said = format_range(min(finite), max(finite)) if finite else "not finite"
     else:
-        said = f"{len(found):,} values"
+        said = f"{len(parsed):,} values"
     return f"({said}{', or none' if None in values else ''})"
 
 

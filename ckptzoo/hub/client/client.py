@@ -10,13 +10,13 @@ from urllib.parse import quote
 from ckptzoo.environment import PUBLIC_HUB, is_offline
 from ckptzoo.errors import IntegrityError, OfflineError, Problem, require
 from ckptzoo.hub.client.models import (
-    Account,
     Committed,
     Discussion,
-    Listing,
     PullRequest,
     RepoFile,
     RepoFound,
+    RevisionListing,
+    TokenOwner,
     discussion_of,
     repo_file_of,
     repo_found_of,
@@ -61,11 +61,11 @@ class Connection:
         """Return the page of a repository; None for hubs other than huggingface.co, which may have none."""
         return f"{self.endpoint}/datasets/{repo}" if self.public else None
 
-    def whoami(self) -> Account:
+    def whoami(self) -> TokenOwner:
         """Return the user whom the token belongs to."""
         info = self.ask(self.api.whoami, self.endpoint, "token")
         role = info.get("auth", {}).get("accessToken", {}).get("role")
-        return Account(info["name"], role, tuple(item["name"] for item in info.get("orgs", ())))
+        return TokenOwner(info["name"], role, tuple(item["name"] for item in info.get("orgs", ())))
 
     def ask(
         self,
@@ -201,7 +201,6 @@ class PullRequests:
         ).merged
 
     def comment(self, repo: str, number: int, text: str) -> None:
-        """Comment on a discussion or a pull request."""
 
         def is_written() -> bool | None:
             return (text.strip() in {item.text.strip() for item in self.read(repo, number).comments}) or None
@@ -220,18 +219,9 @@ class Client(Connection):
     ``retry_policy``. Transient failures are tried again. Before a request that changes something is tried again, the
     hub is asked whether the first was carried out, so that nothing is done twice.
 
-    Parameters
-    ----------
-    endpoint
-        the hub's address; None for the one that huggingface_hub uses (``HF_ENDPOINT``).
-    token
-        None for the one that huggingface_hub uses (``HF_TOKEN``, or that of ``hf auth login``). It is kept in this
-        object only, and is in no message.
-
-    Raises
-    ------
-    OfflineError
-        The network is not to be used (``CKPTZOO_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``).
+    Endpoint and token are those that huggingface_hub uses where they are None (``HF_ENDPOINT``, ``HF_TOKEN``, ``hf auth
+    login``); the token is kept in this object only, and is in no message. Raises ``OfflineError`` where the network is
+    not to be used (``CKPTZOO_OFFLINE=1`` or ``HF_HUB_OFFLINE=1``).
     """
 
     @property
@@ -243,14 +233,15 @@ class Client(Connection):
         """Create a dataset repository, if there is none of this name."""
 
         def call() -> Any:
+            # with exist_ok: an attempt whose answer was lost has made it already
             return self.api.create_repo(repo, repo_type=DATASET, private=private, exist_ok=True)
 
         self.ask(call, self.address(repo), "new repository", needs=WRITE)
 
-    def listing(self, repo: str, revision: str = MAIN) -> Listing:
+    def listing(self, repo: str, revision: str = MAIN) -> RevisionListing:
         """The commit that a revision is, and its files, by one request, or by pages; ``NotThereError``: no such one."""
 
-        def call() -> Listing:
+        def call() -> RevisionListing:
             info = self.api.dataset_info(repo, revision=revision, files_metadata=True)
             if not info.sha:
                 raise ValueError("no commit")  # which classify_error makes a HubError
@@ -258,14 +249,15 @@ class Client(Connection):
                 files = {item.rfilename: repo_file_of(item) for item in info.siblings}
             else:  # too many for one answer
                 pages = self.api.list_repo_tree(repo, revision=info.sha, repo_type=DATASET, recursive=True)
+                # folders have no size
                 files = {item.path: repo_file_of(item) for item in pages if hasattr(item, "size")}
             # ckptzoo serve says what the token may do
             role = vars(info).get("role")
-            return Listing(info.sha, files, info.private, role if isinstance(role, str) else None)
+            return RevisionListing(info.sha, files, info.private, role if isinstance(role, str) else None)
 
         return self.ask(call, self.address(repo), f"revision {revision}")
 
-    def find(self, repo: str, revision: str = MAIN) -> Listing | None:
+    def find(self, repo: str, revision: str = MAIN) -> RevisionListing | None:
         """Return the ``listing``; None where there is none."""
         with contextlib.suppress(NotThereError):
             return self.listing(repo, revision)
@@ -287,14 +279,8 @@ class Client(Connection):
 
         return self.ask(call, self.address(repo), f"commits of {revision}")
 
-    def read(self, repo: str, name: str, listing: Listing, *, max_bytes: int = 64 * 2**20) -> bytes:
-        """A whole small file of a commit, compared with its digest.
-
-        Raises
-        ------
-        IntegrityError
-            It is larger than ``max_bytes``.
-        """
+    def read(self, repo: str, name: str, listing: RevisionListing, *, max_bytes: int = 64 * 2**20) -> bytes:
+        """Return a whole small file of a commit, compared with its digest; IntegrityError above ``max_bytes``."""
         location, stored = f"{self.address(repo)}/{name}", listing.files[name]
         if stored.size > max_bytes:
             step = "Tell whoever publishes the zoo."
@@ -305,6 +291,7 @@ class Client(Connection):
             from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
             url = f"{self.endpoint}/datasets/{repo}/resolve/{listing.commit}/{quote(name)}"
+            # size and digest are those of the bytes as they are stored
             headers = {**build_hf_headers(token=self.api.token), "Accept-Encoding": "identity"}
             data = bytearray()
             with get_session().stream("GET", url, headers=headers) as response:
@@ -319,7 +306,7 @@ class Client(Connection):
 
         return self.ask(call, location, "file")
 
-    def read_many(self, repo: str, names: Sequence[str], listing: Listing) -> list[bytes]:
+    def read_many(self, repo: str, names: Sequence[str], listing: RevisionListing) -> list[bytes]:
         """Several whole small files, in the order of their names."""
         with ThreadPoolExecutor(_WORKERS, "ckptzoo-hub") as pool:
             return list(pool.map(lambda name: self.read(repo, name, listing), names))
@@ -339,23 +326,10 @@ class Client(Connection):
     ) -> Committed:
         """Add files to a branch or a pull request, and remove some, by one commit.
 
-        Parameters
-        ----------
-        files
-            by their names in the repository, as bytes or as the file that holds them.
-        parent
-            the commit that the branch must still be at.
-        sha256
-            the digests that files must have, in hex; a file with another is not sent.
-        progress
-            called as bytes are sent, from several threads in turn.
-
-        Raises
-        ------
-        RaceError
-            The branch is no longer at ``parent``.
-        IntegrityError
-            A file has another digest.
+        ``files`` are by their names in the repository, as bytes or as the file that holds them; ``parent`` is the
+        commit that the branch must still be at; a file with another digest than in ``sha256``, in hex, is not sent.
+        ``progress`` is called as bytes are sent, from several threads in turn. Raises ``RaceError``: the branch is no
+        longer at ``parent``; ``IntegrityError``: a file has another digest.
         """
         unanswered = False
 

@@ -18,7 +18,7 @@ WITHOUT_WRITE = ("read", "contribute")
 
 
 @dataclass(frozen=True)
-class Listing:
+class RevisionListing:
     """A commit, the files it holds by name, and where the hub says so whether the repository is private, and what the
     token may do there.
     """
@@ -44,7 +44,7 @@ class PullRequest(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Account:
+class TokenOwner:
     """The user a token belongs to, and its role; None where the hub does not say."""
 
     name: str
@@ -64,22 +64,9 @@ class Comment:
 class Discussion:
     """A discussion or a pull request.
 
-    Parameters
-    ----------
-    status
-        ``draft``, ``open``, ``closed`` or ``merged``.
-    url
-        its page; None where the hub has no pages.
-    revision
-        ``refs/pr/7`` of a pull request, else None.
-    comments
-        empty in listings.
-    conflicts
-        files that were changed on both sides; empty in listings.
-    merged
-        the commit that merged it, or None.
-    commits
-        its own, in order; empty in listings.
+    ``status`` is ``draft``, ``open``, ``closed`` or ``merged``; ``url`` its page, None where the hub has no pages;
+    ``revision`` is ``refs/pr/7`` of a pull request, else None; ``merged`` the commit that merged it, or None. In
+    listings ``comments``, ``commits`` (its own, in order) and ``conflicts`` (files that both sides changed) are empty.
     """
 
     number: int
@@ -111,6 +98,7 @@ class RepoFound:
 def repo_file_of(sibling: Any) -> RepoFile:
     """Convert a file of the client library."""
     lfs = sibling.lfs
+    # huggingface_hub has sizes of files where files_metadata was asked for
     if sibling.size is None:
         raise ValueError(f"{sibling.rfilename}: no size")
     return RepoFile(sibling.size, None if lfs is None else lfs.sha256, sibling.blob_id)
@@ -118,6 +106,7 @@ def repo_file_of(sibling: Any) -> RepoFile:
 
 def discussion_of(item: Any, *, pages: bool) -> Discussion:
     """Convert a discussion of the client library, with details or without; ``pages``: the hub has web pages."""
+    # huggingface_hub lists discussions without events (Discussion); DiscussionWithDetails has them
     comments = [event for event in getattr(item, "events", ()) if event.type == "comment"]
     conflicts = getattr(item, "conflicting_files", None) or ()
     return Discussion(
@@ -125,6 +114,7 @@ def discussion_of(item: Any, *, pages: bool) -> Discussion:
         item.title,
         item.author,
         item.status,
+        # huggingface_hub makes an address of any endpoint, whether there is such a page or not
         item.url if pages else None,
         f"refs/pr/{item.num}" if item.is_pull_request else None,
         tuple(Comment(event.author, event.content) for event in comments),

@@ -78,7 +78,7 @@ class RaceError(HubError):
 
 
 @dataclass(frozen=True)
-class Failure:
+class RequestFailure:
     """The meaning of a failure: the error to raise without another attempt, whether another may succeed, and the
     seconds that the hub asked to wait.
     """
@@ -124,7 +124,7 @@ def call_with_retry(
             return result
 
 
-def classify_error(error: Exception, *, location: str, what: str, needs: str = READ) -> Failure:
+def classify_error(error: Exception, *, location: str, what: str, needs: str = READ) -> RequestFailure:
     """Classify an exception of the client library; one that is not about the hub is raised as it is."""
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError, OfflineModeIsEnabled
     from huggingface_hub.utils import httpx
@@ -137,24 +137,24 @@ def classify_error(error: Exception, *, location: str, what: str, needs: str = R
         return HubError(Problem(location, what, expected, got, step))
 
     if isinstance(error, HubError):
-        return Failure(error)
+        return RequestFailure(error)
     if isinstance(error, HfHubHTTPError):
         return _classify_status(error, location, what, needs)
     if isinstance(error, LocalTokenNotFoundError):
-        return Failure(failed("a token", "none", _LOGIN))
+        return RequestFailure(failed("a token", "none", _LOGIN))
     if isinstance(error, OfflineModeIsEnabled):
-        return Failure(failed("a network", "HF_HUB_OFFLINE=1", "Unset it."))
+        return RequestFailure(failed("a network", "HF_HUB_OFFLINE=1", "Unset it."))
     if isinstance(error, httpx.HTTPError | httpx.StreamError):
         got = f"{type(error).__name__}: {error}"[:160]
         is_transient = not isinstance(error, httpx.ConnectError)  # nobody listens at this address
-        return Failure(failed("an answer", got, f"Check the network and the address. {_AGAIN}"), is_transient)
+        return RequestFailure(failed("an answer", got, f"Check the network and the address. {_AGAIN}"), is_transient)
     if _has_lost_session(error):
-        return Failure(failed("an answer", "a closed connection", _AGAIN), is_transient=True)
+        return RequestFailure(failed("an answer", "a closed connection", _AGAIN), is_transient=True)
     # what the library raises where an answer is no JSON, or lacks what it needs
     if isinstance(error, ValueError | KeyError | TypeError) and not isinstance(error, UnicodeError):
         got = f"{type(error).__name__}: {error}"[:300]
         is_transient = not str(error).startswith("LFS batch API")  # the hub refuses a file: no attempt changes that
-        return Failure(failed("an answer that can be read", got, _AGAIN), is_transient)
+        return RequestFailure(failed("an answer that can be read", got, _AGAIN), is_transient)
     raise error
 
 
@@ -172,7 +172,7 @@ def _is_from_storage(response: Any, what: str) -> bool:
     return request.method == "PUT" or bool(response.history)
 
 
-def _classify_status(error: Any, location: str, what: str, needs: str) -> Failure:
+def _classify_status(error: Any, location: str, what: str, needs: str) -> RequestFailure:
     """Classify a status; the library's own message is not repeated, because it contains the (signed) address."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -185,27 +185,27 @@ def _classify_status(error: Any, location: str, what: str, needs: str) -> Failur
 
     # also the answer to an upload whose bytes arrived damaged
     if status in EXPIRED_STATUSES and _is_from_storage(error.response, what):
-        return Failure(failed("an address that has not expired", _AGAIN), is_transient=True)
+        return RequestFailure(failed("an address that has not expired", _AGAIN), is_transient=True)
     # huggingface.co says so where a token is invalid
     if status == 401 and "credentials" in text:
-        return Failure(failed("a token that the hub knows", _LOGIN))
+        return RequestFailure(failed("a token that the hub knows", _LOGIN))
     # huggingface.co answers 401 for repositories that do not exist too, which the library raises as this class
     if status == 404 or isinstance(error, RepositoryNotFoundError):
         step = f"Check the name. Where it is private: {_LOGIN[0].lower()}{_LOGIN[1:]}"
-        return Failure(failed("something that is there and may be seen", step, NotThereError))
+        return RequestFailure(failed("something that is there and may be seen", step, NotThereError))
     if status == 401:
-        return Failure(failed("a token", _LOGIN))
+        return RequestFailure(failed("a token", _LOGIN))
     if status == 403:
-        return Failure(failed("leave to do so", f"Use a token that {needs}."))
+        return RequestFailure(failed("permission to do so", f"Use a token that {needs}."))
     if status in _OUTDATED:
-        return Failure(failed("a head that has not moved", "Try again.", RaceError))
+        return RequestFailure(failed("a head that has not moved", "Try again.", RaceError))
     if status == 413:
-        return Failure(failed("something smaller", "Split it, or ask who runs the hub."))
+        return RequestFailure(failed("something smaller", "Split it, or ask who runs the hub."))
     if status == 507:
-        return Failure(failed("room on the hub's disk", f"Ask who runs the hub for room. {_AGAIN}"))
+        return RequestFailure(failed("room on the hub's disk", f"Ask who runs the hub for room. {_AGAIN}"))
     if status in RETRIED_STATUSES or status >= 500:
-        return Failure(failed("an answer", _AGAIN), is_transient=True, wait=server_wait(error.response.headers))
-    return Failure(failed("agreement", "Correct what it says."))
+        return RequestFailure(failed("an answer", _AGAIN), is_transient=True, wait=server_wait(error.response.headers))
+    return RequestFailure(failed("agreement", "Correct what it says."))
 
 
 @contextlib.contextmanager
@@ -225,6 +225,7 @@ def request_timeouts(retry_policy: HubRetryPolicy) -> Iterator[None]:
 
     def set_timeouts(request: Any) -> None:
         if not any((request.extensions.get("timeout") or {}).values()):
+            # where httpx hands a request's timeouts to its transport
             request.extensions = {**request.extensions, "timeout": timeouts}
 
     def refuse_long_wait(response: Any) -> None:

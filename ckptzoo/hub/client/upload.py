@@ -29,6 +29,7 @@ class Outgoing(io.BufferedReader):
     """
 
     def __init__(self, content: Path | bytes, on_read: Callable[[int], None]) -> None:
+        # CommitOperationAdd takes file objects that are an io.BufferedIOBase alone
         raw: Any = io.BytesIO(content) if isinstance(content, bytes) else io.FileIO(content)
         super().__init__(raw)
         self._on_read, self._furthest, self.counts = on_read, 0, False  # the library also reads it to hash it

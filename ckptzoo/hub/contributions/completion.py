@@ -93,7 +93,7 @@ def complete(
 
 
 def _finishing(zoo: Zoo, repo: str, number: int, *, network: bool, inputs: bool) -> str:
-    """The command that makes all outputs, where it needs a network or inputs that were not given; else empty."""
+    """Return the command that makes all outputs, where it needs a network or inputs that were not given; else empty."""
     needed = any("--inputs" in derived_command(zoo.contents, name) for name in zoo.predicted)
     if not lacking_options(zoo.arch, network=network, inputs=inputs or not needed):
         return ""
@@ -102,7 +102,6 @@ def _finishing(zoo: Zoo, repo: str, number: int, *, network: bool, inputs: bool)
 
 
 def _add_figures(folder: Path, measured: Mapping[str, Figures], by: str) -> None:
-    """Store figures that were measured."""
     contents = read_contents(Folder(folder))
     units = [part.digest for part in contents.raw.parts for _ in range(part.rows)]
     rows: list[dict[str, Any]] = [

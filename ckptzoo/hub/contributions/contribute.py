@@ -20,7 +20,7 @@ from ckptzoo.arguments import checked
 from ckptzoo.derive.labelled import Labelled, read_labelled
 from ckptzoo.errors import HubError, Problem, SpecError, ZooError
 from ckptzoo.format.part import Part
-from ckptzoo.hub.client import Client, Listing
+from ckptzoo.hub.client import Client, RevisionListing
 from ckptzoo.hub.client.retry import HubRetryPolicy
 from ckptzoo.hub.contributions import new_zoo, result
 from ckptzoo.hub.contributions.duplicates import units
@@ -106,6 +106,7 @@ def rename_part(folder: Path, part: str, sequence: int) -> str:
     """Give a part the number that it has in the zoo; its digest does not cover its name. Returns the new name."""
     # a part is named by six digits, a hyphen and the start of its digest
     name = f"{sequence:06d}{part[6:]}"
+    # both names are in one folder, so that the part is never seen in part
     (folder / layout.PARTS / part).rename(folder / layout.PARTS / name)
     return name
 
@@ -146,7 +147,7 @@ def _evaluation(row: Row, submission: Submission, target: TargetZoo | None) -> E
 
 
 @dataclass(frozen=True)
-class _Network:
+class _NetworkOptions:
     """The network of the checkpoints and the inputs that it is measured on: options of ``contribute``."""
 
     module: str | Factory | None
@@ -237,7 +238,7 @@ def contribute(
     submission = card if isinstance(card, Submission) else Submission.from_toml(card)
     ingestor = Ingestor(submission, {**submission.names, **_names_table(map)})
     paths = _check_paths(files)
-    network = _Network(module, data, None if inputs is None else read_labelled(inputs))
+    network = _NetworkOptions(module, data, None if inputs is None else read_labelled(inputs))
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(to)
     listing = client.find(repo)
     if listing is None or layout.ZOO not in listing.files:
@@ -281,7 +282,7 @@ def _build_and_check(
     folder: Path,
     ingestor: Ingestor,
     paths: list[Path],
-    network: _Network,
+    network: _NetworkOptions,
     target: TargetZoo | None,
     repo: str,
     progress: StageProgress | None,
@@ -349,7 +350,7 @@ def misfit(ingestor: Ingestor, arch: Architecture, module: str | Factory | None)
 
 
 def _with_status(
-    contribution: Contribution, client: Client, repo: str, target: TargetZoo, listing: Listing
+    contribution: Contribution, client: Client, repo: str, target: TargetZoo, listing: RevisionListing
 ) -> Contribution:
     """Set status ``merged`` or ``open`` where the same checkpoints exist, ``refused`` if a check failed."""
     assert contribution.folder is not None
@@ -382,11 +383,10 @@ def _open_pull_request(
     contribution: Contribution,
     client: Client,
     repo: str,
-    listing: Listing,
+    listing: RevisionListing,
     submission: Submission,
     progress: StageProgress | None,
 ) -> Contribution:
-    """Open the pull request."""
     assert contribution.folder is not None
     folder = contribution.folder / contribution.part
     files: dict[str, Path | bytes] = {f"{contribution.part}/{path.name}": path for path in sorted(folder.iterdir())}
@@ -405,7 +405,7 @@ def _publish_new_zoo(
     repo: str,
     ingestor: Ingestor,
     paths: list[Path],
-    network: _Network,
+    network: _NetworkOptions,
     new: str | Path | None,
     dry_run: bool,
     client: Client,

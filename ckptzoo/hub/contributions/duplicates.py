@@ -23,7 +23,7 @@ _KIND = f"{CANONICAL}-{GAUGES[CANONICAL].version}:{PRECISION:g}:"
 
 
 @dataclass(frozen=True)
-class Copies:
+class DuplicateSearch:
     """Duplicates that a search found.
 
     ``found`` maps a contributed checkpoint to a description of its original. ``left`` counts the zoo's checkpoints that
@@ -41,11 +41,11 @@ class Copies:
     def check(self) -> Check:
         """Return the result as one of the checks."""
         wrong = [f"{name} is {other}" for name, other in self.found.items()]
-        what = "no copy, permuted and scaled ones included" if self.permuted else "no copy bit for bit"
+        passed = "no copy, permuted and scaled ones included" if self.permuted else "no copy bit for bit"
         if not self.permuted:
-            what += " (no symmetry table is known, so that permuted or rescaled ones were not looked for)"
+            passed += " (no symmetry table is known, so that permuted or rescaled ones were not looked for)"
         elif not self.resolved:
-            what += " (some have ties that stay unresolved: of those, only copies bit for bit)"
+            passed += " (some have ties that stay unresolved: of those, only copies bit for bit)"
         if self.left and not wrong:
             left = counted(self.left, "checkpoint")
             step = "Store the fingerprints with ckptzoo derive ZOO --gauge canonical."
@@ -55,9 +55,9 @@ class Copies:
                     "derived/canonical and make it again with ckptzoo derive ZOO --gauge canonical."
                 )
             return Check(
-                "duplicates", "not done", f"{what} among those compared; {left} of the zoo not compared. {step}"
+                "duplicates", "not done", f"{passed} among those compared; {left} of the zoo not compared. {step}"
             )
-        return check_result("duplicates", wrong, what)
+        return check_result("duplicates", wrong, passed)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class _Described:
     sketch: NDArray[np.float64] | None
 
 
-def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
+def copies(submitted: Zoo, target: TargetZoo | None) -> DuplicateSearch:
     """Find contributed checkpoints that are copies of one another, or of those of a zoo.
 
     Copies bit for bit are found by the sha256 of all tensors. Where the table of symmetries is known, sketches that
@@ -93,21 +93,21 @@ def copies(submitted: Zoo, target: TargetZoo | None) -> Copies:
     exact: dict[tuple[bool, str], str] = {}
     copied: dict[str, str] = {}
     words = {True: "of the same contribution", False: "of the zoo"}
-    for place, checkpoint in enumerate(known):
+    for number, checkpoint in enumerate(known):
         key = (checkpoint.zoo is own, checkpoint.exact)
         if checkpoint.zoo is own:
             of = next((own_zoo for own_zoo in (True, False) if (own_zoo, checkpoint.exact) in exact), None)
             if of is not None:
                 copied[checkpoint.name] = f"{exact[of, checkpoint.exact]} {words[of]}, bit for bit"
-            elif permuted is not None and (found := permuted.first_before(place)) is not None:
-                copied[checkpoint.name] = f"{found.name} {words[found.zoo is own]}, permuted or rescaled"
+            elif permuted is not None and (original := permuted.first_before(number)) is not None:
+                copied[checkpoint.name] = f"{original.name} {words[original.zoo is own]}, permuted or rescaled"
         exact.setdefault(key, checkpoint.name)
     resolved = index is None or all(checkpoint.sketch is not None for checkpoint in mine)
-    return Copies(copied, left, outdated, resolved, index is not None)
+    return DuplicateSearch(copied, left, outdated, resolved, index is not None)
 
 
 def _of_zoo(target: TargetZoo, mine: list[_Described], index: Index | None) -> tuple[list[_Described], int]:
-    """Descriptions of a zoo's checkpoints that can be copies, and of how many nothing is known."""
+    """Return descriptions of a zoo's checkpoints that can be copies, and of how many nothing is known."""
     stored = {} if index is None else {k: v for k, v in target.fingerprints.items() if v.startswith(_KIND)}
     shared = {checkpoint.fingerprint for checkpoint in mine}
     missing = [name for name in target.zoo.ids if name not in stored]
@@ -119,18 +119,20 @@ def _of_zoo(target: TargetZoo, mine: list[_Described], index: Index | None) -> t
 
 def _describe(zoo: TargetZoo, names: Sequence[str], index: Index | None) -> list[_Described]:
     """Return digests, fingerprints and sketches; none of the latter without a table or a canonical form."""
-    found: list[_Described] = []
+    descriptions: list[_Described] = []
     for ids, weights in zoo.batches(list(names)):
         exact = digests(weights)
         if index is None:
-            found += [_Described(zoo, name, digest, None, None) for name, digest in zip(ids, exact, strict=True)]
+            descriptions += [_Described(zoo, name, digest, None, None) for name, digest in zip(ids, exact, strict=True)]
             continue
         canonical = canonicalize(weights, index.symmetry, gauge=CANONICAL)
         usable, described = index.describe(canonical)
         sketches = dict(zip(np.flatnonzero(usable).tolist(), described.sketches, strict=True))
         prints = fingerprint(canonical)
-        found += [_Described(zoo, name, exact[row], prints[row], sketches.get(row)) for row, name in enumerate(ids)]
-    return found
+        descriptions += [
+            _Described(zoo, name, exact[row], prints[row], sketches.get(row)) for row, name in enumerate(ids)
+        ]
+    return descriptions
 
 
 class _Permuted:
@@ -138,17 +140,17 @@ class _Permuted:
 
     def __init__(self, known: list[_Described], index: Index) -> None:
         self._known, self._index = known, index
-        self._places = np.array([place for place, item in enumerate(known) if item.sketch is not None], np.int64)
+        self._places = np.array([number for number, item in enumerate(known) if item.sketch is not None], np.int64)
         sketches = [item.sketch for item in known if item.sketch is not None]
         self._neighbours = index.neighbours(np.array(sketches).reshape(-1, index.features))
 
-    def first_before(self, place: int) -> _Described | None:
+    def first_before(self, number: int) -> _Described | None:
         """Return the first before one in the list that is the same network, of the same zoo before others."""
-        checkpoint = self._known[place]
+        checkpoint = self._known[number]
         if checkpoint.sketch is None:
             return None
-        near = self._places[self._neighbours.near(int(np.searchsorted(self._places, place)))]
-        before = [self._known[other] for other in near[near < place].tolist()]
+        near = self._places[self._neighbours.near(int(np.searchsorted(self._places, number)))]
+        before = [self._known[other] for other in near[near < number].tolist()]
         if not before:
             return None
         ((_, weights),) = checkpoint.zoo.batches([checkpoint.name])
@@ -165,8 +167,8 @@ class _Permuted:
 
     def _canonical(self, weights: Weights) -> Weights:
         """Return canonical weights without counters of batches, which do not make another network."""
-        made = canonicalize(weights, self._index.symmetry, gauge=CANONICAL).weights
-        return {name: array for name, array in made.items() if not name.endswith(_COUNTER)}
+        canonical = canonicalize(weights, self._index.symmetry, gauge=CANONICAL).weights
+        return {name: array for name, array in canonical.items() if not name.endswith(_COUNTER)}
 
 
 def units(weights: Weights) -> list[str]:
@@ -180,6 +182,7 @@ def digests(weights: Weights) -> list[str]:
     hashes = [hashlib.sha256() for _ in range(K)]
     for name, array in weights.items():
         for sha256, tensor in zip(hashes, array, strict=True):
+            # the same bytes in other shapes or under other names are another network
             sha256.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
             sha256.update(np.ascontiguousarray(tensor).tobytes())
     return [sha256.hexdigest() for sha256 in hashes]

@@ -1,6 +1,6 @@
 """The evaluation of networks, and their figures on a test set.
 
-``Evaluation`` names a test set and the scaling of its pixels; an ``Evaluator`` measures checkpoints of one
+``Evaluation`` names a test set and the scaling of its pixels; a ``CheckpointEvaluator`` measures checkpoints of one
 architecture with it or with labelled inputs of one's own, one after another, with torch; an ``EvaluatorPool``
 keeps those that a contribution needs.
 """
@@ -60,7 +60,7 @@ def evaluation_of_recipe(zoo: Zoo, recipe: str) -> Evaluation | None:
     return evaluations_found.pop() if len(evaluations_found) == 1 else None
 
 
-class Evaluator:
+class CheckpointEvaluator:
     """Measures checkpoints of one architecture on one test set.
 
     ``factory`` makes the network, freshly initialised; ``heldout`` is the test set: images, or inputs as the network
@@ -77,6 +77,7 @@ class Evaluator:
         own = isinstance(heldout, Labelled)
         self._examples = heldout.inputs if own else heldout.images
         self._labels, self._set = (heldout.targets, heldout.set) if own else (heldout.labels, heldout.name)
+        # evaluation mode: dropout is off, and BatchNorm uses its running statistics
         self._torch, self._module = torch, factory().eval()
         self._check_names()
         shape = self._examples.shape[1:]
@@ -205,24 +206,23 @@ def network_factory(arch: Architecture, module: str | Factory | None) -> Factory
 
 
 def no_forward(arch: Architecture) -> str:
-    """That the network of an architecture is not known, with the option that names it."""
+    """Return that the network of an architecture is not known, with the option that names it."""
     return f"ckptzoo.archs has no forward function for {arch.name} (--module FILE.py:NAME gives one)"
 
 
 def lacking_options(arch: Architecture, *, network: bool, inputs: bool) -> str:
-    """Options of commands that evaluate checkpoints, with placeholders; empty where nothing is lacking.
+    """Return the options of commands that evaluate checkpoints, with placeholders; empty where nothing is lacking.
 
-    Parameters
-    ----------
-    network, inputs
-        whether the network was named, and whether inputs were or need not be.
+    ``network`` and ``inputs`` say whether the network was named, and whether inputs were or need not be.
     """
     module = "" if network or archs.known(arch.forward) else " --module FILE.py:NAME"
     return module + ("" if inputs else " --inputs FILE.npz")
 
 
 def may_take_images(arch: Architecture) -> bool:
-    """Whether inputs may be images, by their shape or that of the first weights; flat ones of 8 by 8 pixels or more."""
+    """Return whether inputs may be images, by their shape or that of the first weights; flat ones of 8 by 8 pixels or
+    more.
+    """
     shape = arch.input_shape or arch.tensors[0].shape[1:]
     if len(shape) == 3:
         return True
@@ -267,9 +267,9 @@ def output_differences(
         for names in proposals:
             network = zoo_factory().eval()
             renamed = {names.get(old, old): value for old, value in tensors.items()}
-            found = outputs(network, {name: value for name, value in renamed.items() if name in network.state_dict()})
-            same_shape = found.shape == expected.shape
-            difference = float((found - expected).abs().max() / expected.abs().max()) if same_shape else math.inf
+            answers = outputs(network, {name: value for name, value in renamed.items() if name in network.state_dict()})
+            same_shape = answers.shape == expected.shape
+            difference = float((answers - expected).abs().max() / expected.abs().max()) if same_shape else math.inf
             differences.append(difference)
     return differences
 
@@ -346,7 +346,7 @@ class EvaluatorPool:
     module: str | Factory | None = None
     data: str | Path | None = None
     own: Labelled | None = None
-    _evaluators: dict[Evaluation | None, Evaluator | None] = field(default_factory=dict)
+    _evaluators: dict[Evaluation | None, CheckpointEvaluator | None] = field(default_factory=dict)
     _test_sets: dict[str, ImageSet | None] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
     needs_inputs: bool = False
@@ -360,7 +360,7 @@ class EvaluatorPool:
         columns = evaluator.columns(weights)
         return [{name: float(columns[name][row]) for name in COLUMNS} for row in range(count)]
 
-    def _evaluator(self, evaluation: Evaluation | None) -> Evaluator | None:
+    def _evaluator(self, evaluation: Evaluation | None) -> CheckpointEvaluator | None:
         used = evaluation if self.own is None else None
         if used is None and self.own is None:
             own, scaling = "--inputs FILE.npz names inputs as the networks take them, with labels", ""
@@ -375,11 +375,15 @@ class EvaluatorPool:
             self._evaluators[used] = self._make_evaluator(used)
         return self._evaluators[used]
 
-    def _make_evaluator(self, evaluation: Evaluation | None) -> Evaluator | None:
+    def _make_evaluator(self, evaluation: Evaluation | None) -> CheckpointEvaluator | None:
         test_set = self.own if evaluation is None else self._test_set(evaluation)
         self._note_missing_network()
         factory = None if test_set is None else network_factory(self.arch, self.module)
-        return None if test_set is None or factory is None else Evaluator(self.arch, factory, test_set, evaluation)
+        return (
+            None
+            if test_set is None or factory is None
+            else CheckpointEvaluator(self.arch, factory, test_set, evaluation)
+        )
 
     def _note_missing_network(self) -> None:
         if self.module is None and not archs.known(self.arch.forward):

@@ -17,6 +17,7 @@ FIELDS = {"id": "string", "member": "string"} | {
     if column.name in ("seed", "step", "epoch", "recipe", "method", "mode", "draw")
 }
 """The columns that a name may hold, with their types."""
+# 18 digits fit into int64; texts take as little as they can, so that a later column gets its digits
 _FORMS = {"string": "[A-Za-z0-9._-]+?", "int64": "[0-9]{1,18}", "float64": "[0-9]{1,18}(?:\\.[0-9]{1,18})?"}
 _VALUES = {"string": str, "int64": int, "float64": float}
 
@@ -56,15 +57,15 @@ class FilePattern:
 
     def columns(self, name: str) -> dict[str, Any] | None:
         """Return the columns that a file's name holds; None where it does not have this form."""
-        found = self._expression.fullmatch(name)
-        return None if found is None else {key: _VALUES[FIELDS[key]](text) for key, text in found.groupdict().items()}
+        matched = self._expression.fullmatch(name)
+        return (
+            None if matched is None else {key: _VALUES[FIELDS[key]](text) for key, text in matched.groupdict().items()}
+        )
 
 
 def distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
     """Name each file: its own name, and the folders by which it differs where several have the same one.
 
-    Examples
-    --------
     >>> list(distinct_names([Path("runs/a/net.pt"), Path("runs/b/net.pt"), Path("last.pt")]).values())
     ['a/net.pt', 'b/net.pt', 'last.pt']
     """

@@ -32,21 +32,12 @@ def finish(
     retry_policy: HubRetryPolicy | None = None,
     progress: StageProgress | None = None,
 ) -> Review:
-    """Do what ``review(merge=True, derive=True)`` does after the merge, for a pull request that was merged
-    otherwise.
+    """Do what ``review(merge=True, derive=True)`` does after the merge, for a pull request that was merged otherwise.
 
     Figures of rows that have none, every variant and every set of predictions that the zoo has, its page and its
-    snapshot are published in one commit; what exists stays. The same call again changes nothing.
-
-    Parameters
-    ----------
-    address, number, module, data, inputs, max_bytes, endpoint, token, retry_policy, progress
-        as in ``review``.
-
-    Raises
-    ------
-    HubError
-        There is no such pull request, it is not merged, or the zoo has other files than those that it brought.
+    snapshot are published in one commit; what exists stays. The same call again changes nothing. Parameters are those
+    of ``review``. Raises ``HubError``: there is no such pull request, it is not merged, or the zoo has other files than
+    those that it brought.
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
     own = None if inputs is None else read_labelled(inputs)

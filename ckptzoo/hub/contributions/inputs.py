@@ -78,24 +78,14 @@ def stored_inputs(
 def inputs_of(zoo: Zoo, name: str, *, data: str | Path | None = None) -> ZooInputs:
     """Return the images of a set, scaled for each checkpoint as those that it was trained on, and their labels.
 
-    Rows that do not say how pixels are scaled follow those of their recipe, or all others where these agree; ``zoo``
-    may be a selection of checkpoints.
+    ``name`` is ``<data set>/test``, such as ``mnist/test``, ``cifar100/test`` or ``digits/test``; ``svhn/test-10000``
+    for its first 10,000 examples; ``cifar100-c/fog-3`` for images under a corruption, with its severity. ``data`` is
+    where test sets are, as ``ckptzoo.image_sets.find`` takes it. Rows that do not say how pixels are scaled follow
+    those of their recipe, or all others where these agree; ``zoo`` may be a selection of checkpoints.
 
-    Parameters
-    ----------
-    name
-        the set, ``<data set>/test``, such as ``mnist/test``, ``cifar100/test`` or ``digits/test``; ``svhn/test-10000``
-        for its first 10,000 examples; ``cifar100-c/fog-3`` for images under a corruption, with its severity.
-    data
-        where test sets are, as ``ckptzoo.image_sets.find`` takes it.
-
-    Raises
-    ------
-    ZooError
-        There is no such set on this machine, no row says how pixels are scaled, rows differ in it and some do not say
-        it, or rows were trained on different data sets.
-    MissingExtraError
-        The set is digits, and scikit-learn, which has them, is not installed.
+    Raises ``ZooError``: there is no such set on this machine, no row says how pixels are scaled, rows differ in it and
+    some do not say it, or rows were trained on different data sets. Raises ``MissingExtraError``: the set is digits,
+    and scikit-learn, which has them, is not installed.
     """
     first, ids_of_others = _evaluations(zoo)
     if set_of(name) is None:
@@ -149,9 +139,9 @@ def _evaluations(zoo: Zoo) -> tuple[Evaluation, Mapping[Evaluation, frozenset[st
     All checkpoints of the zoo are used, so that the first is the same for every selection.
     """
     columns = zoo.contents.raw.rows.select(["id", "dataset", "extra", "recipe"]).to_pylist()
-    found = (evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in columns)
+    evaluations = (evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in columns)
     # ylecun/mnist and mnist are one data set
-    stated = [None if item is None else replace(item, dataset=_dataset(item)) for item in found]
+    stated = [None if item is None else replace(item, dataset=_dataset(item)) for item in evaluations]
     by_recipe: dict[str | None, set[Evaluation]] = {}
     for row, evaluation in zip(columns, stated, strict=True):
         if evaluation is not None:

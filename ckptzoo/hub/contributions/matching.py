@@ -97,6 +97,7 @@ def assignment(scores: NDArray[np.float64]) -> list[tuple[int, int]]:
     Raises ``MissingExtraError`` where scipy is not installed.
     """
     optimize = require("scipy.optimize", "hub", package="scipy")
+    # the largest sum over all pairs; taking the best pair first can leave a bad one for the last
     rows, columns = optimize.linear_sum_assignment(scores, maximize=True)
     return [(int(row), int(column)) for row, column in zip(rows, columns, strict=True)]
 
@@ -274,7 +275,6 @@ def rename(old_names: Sequence[str], names: Mapping[str, str]) -> tuple[dict[str
 
 
 def _renamed_by_table(names: Mapping[str, str], old_names: Sequence[str]) -> list[str]:
-    """Return the names that a table renames."""
     patterns = [_compile_pattern(old) for old in names if "*" in old]
     return [name for name in old_names if name in names or any(pattern.fullmatch(name) for pattern in patterns)]
 
@@ -311,7 +311,7 @@ def _first_fitting_change(
 
 
 def _changes(free: Sequence[str], arch: Architecture) -> Iterator[tuple[str, Callable[[str], str]]]:
-    """Changes of names with a note on each, from the least to the largest."""
+    """Yield changes of names with a note on each, from the least to the largest."""
     yield "", lambda name: name
     unwrapped_names = {name: without_wrappers(name) for name in free}
     wrapped = any(old != new for old, new in unwrapped_names.items())
@@ -385,12 +385,8 @@ def fit(state: State, arch: Architecture, names: Mapping[str, str], *, cast: boo
     rounded if ``cast`` is true. ``state`` has tied tensors under each of their names; (K, *shape) where K checkpoints
     are stacked. ``names`` maps old to new, ``*`` for any text.
 
-    Raises
-    ------
-    NamesError
-        Names do not fit.
-    SpecError
-        Shapes or dtypes do not, or tied tensors differ; with every problem.
+    Raises ``NamesError``: names do not fit. Raises ``SpecError`` with every problem: shapes or dtypes do not, or tied
+    tensors differ.
     """
     note, by_new = match_names({name: array.shape for name, array in state.items()}, arch, names, location=location)
     known = {name for item in arch.tensors for name in (item.name, *item.aliases)}
@@ -444,7 +440,7 @@ class _Converter:
         self.weights[tensor.name] = self._cast(tensor, first)
 
     def notes(self) -> list[str]:
-        """Notes on the dtypes that were changed."""
+        """Return notes on the dtypes that were changed."""
         exact = [name for name in self.changed if name not in self.rounded]
         notes = [f"{len(exact)} tensors in another precision that holds the same values"] if exact else []
         return notes + ([f"{len(self.rounded)} tensors rounded, as cast = true allows"] if self.rounded else [])

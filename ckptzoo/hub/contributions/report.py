@@ -12,6 +12,7 @@ from ckptzoo.console import say
 from ckptzoo.hub.card import markdown
 from ckptzoo.hub.contributions.file_names import claimed_accuracy, claimed_loss
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import counted, printable, shortened
 
 MAX_DETAIL = 2_000
@@ -32,7 +33,7 @@ Outcome = Literal["passed", "failed", "not done"]
 
 
 @dataclass(frozen=True)
-class Check:
+class Check(JsonFields):
     """The outcome of one check.
 
     Parameters
@@ -48,10 +49,6 @@ class Check:
     name: str
     outcome: Outcome
     detail: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON-ready values."""
-        return {"name": self.name, "outcome": self.outcome, "detail": self.detail}
 
 
 def check_result(name: str, wrong: Sequence[str], right: str) -> Check:
@@ -108,7 +105,6 @@ class CheckpointSummary:
     measured_loss: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return all values, ready for JSON."""
         return {
             "id": self.id,
             "claimed_test_accuracy": _finite_or_none(self.claimed),
@@ -186,7 +182,7 @@ def unmeasured(checks: Sequence[Check], summaries: Sequence[CheckpointSummary]) 
 
 
 def said_as(*, claimed: bool, stated: bool) -> str:
-    """How figures are given, by the headers of the table's columns: ``claimed``, ``stated`` or both; may be empty."""
+    """Return how figures are given, by the headers of the table's columns: ``claimed``, ``stated``, both or neither."""
     return " or ".join(["claimed"] * claimed + ["stated"] * stated)
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -19,11 +18,12 @@ from ckptzoo.hub.contributions.report import (
     unmeasured,
 )
 from ckptzoo.hub.contributions.submission import Submission
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import counted, excerpt, shortened, size
 
 
 @dataclass(frozen=True)
-class Contribution(PrintedResult):
+class Contribution(PrintedResult, JsonFields, without=("options",), named={"entries": "checkpoints"}):
     """The result of ``contribute``: the part, and where it went.
 
     Parameters
@@ -77,25 +77,6 @@ class Contribution(PrintedResult):
     def passed(self) -> bool:
         """Whether no check failed."""
         return not failures(self.checks)
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON-ready values."""
-        return {
-            "repository": self.repository,
-            "zoo": self.zoo,
-            "status": self.status,
-            "number": self.number,
-            "url": self.url,
-            "part": self.part,
-            "nbytes": self.nbytes,
-            "folder": None if self.folder is None else str(self.folder),
-            "license": self.license,
-            "source": self.source,
-            "checkpoints": [entry.to_json() for entry in self.entries],
-            "checks": [check.to_json() for check in self.checks],
-            "notes": list(self.notes),
-            "left_out": list(self.left_out),
-        }
 
     def print(self, console: Console | None = None) -> None:
         """Print it as tables on a rich console, by default the standard output.

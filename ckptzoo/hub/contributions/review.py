@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -21,7 +20,7 @@ from ckptzoo.derive.labelled import read_labelled
 from ckptzoo.errors import HubError, Problem, ZooError
 from ckptzoo.format.durable import naming
 from ckptzoo.hub.card.markdown import code
-from ckptzoo.hub.client import Client, Discussion, Listing, NotThereError, RepoFile
+from ckptzoo.hub.client import Client, Discussion, NotThereError, RepoFile, RevisionListing
 from ckptzoo.hub.client.models import WITHOUT_WRITE
 from ckptzoo.hub.client.retry import HubRetryPolicy, RaceError
 from ckptzoo.hub.contributions.completion import complete
@@ -50,6 +49,7 @@ from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target, write_d
 from ckptzoo.remote import open_remote
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.review_mark import ReviewMark
 from ckptzoo.text import counted, excerpt, shortened, size
 
@@ -69,7 +69,7 @@ _PIECE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True)
-class Review(PrintedResult):
+class Review(PrintedResult, JsonFields, derived=("passed",), named={"entries": "checkpoints"}):
     """The result of a review of a pull request.
 
     Parameters
@@ -114,27 +114,6 @@ class Review(PrintedResult):
     def passed(self) -> bool:
         """Whether no check failed."""
         return not failures(self.checks)
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON-ready values."""
-        return {
-            "repository": self.repository,
-            "number": self.number,
-            "title": self.title,
-            "author": self.author,
-            "status": self.status,
-            "url": self.url,
-            "base": self.base,
-            "head": self.head,
-            "main": self.main,
-            "parts": list(self.parts),
-            "nbytes": self.nbytes,
-            "passed": self.passed,
-            "checkpoints": [entry.to_json() for entry in self.entries],
-            "checks": [check.to_json() for check in self.checks],
-            "merged": self.merged,
-            "notes": list(self.notes),
-        }
 
     @property
     def verdict(self) -> str:
@@ -181,9 +160,9 @@ class Changes:
     ``changed`` and ``deleted`` are files by name.
     """
 
-    base: Listing
-    head: Listing
-    main: Listing
+    base: RevisionListing
+    head: RevisionListing
+    main: RevisionListing
     added: Mapping[str, RepoFile]
     changed: tuple[str, ...]
     deleted: tuple[str, ...]
@@ -200,7 +179,6 @@ class Changes:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the files of new parts."""
         return sum(stored.size for stored in self.files.values())
 
     def check(self) -> Check:
@@ -254,8 +232,7 @@ class Changes:
         return Check("order", "passed", position)
 
 
-def _parts_of(listing: Listing) -> list[str]:
-    """Return names of the raw parts in a listing."""
+def _parts_of(listing: RevisionListing) -> list[str]:
     folders = (name.split("/")[1] for name in listing.files if name.startswith("parts/") and "/" in name[6:])
     return sorted({part for part in folders if layout.PART_NAME.fullmatch(part)})
 
@@ -297,6 +274,7 @@ def fetch(
     digest is not the one that the hub lists is fetched once more, so that damage on the way is not taken for a damaged
     part.
     """
+    # by its commit: the pull request may get others while it is fetched
     remote = open_remote(f"hf://datasets/{repo}@{changes.head.commit}", endpoint=client.endpoint, token=client.token)
     done = 0
     for name, stored in changes.files.items():
@@ -413,6 +391,7 @@ def review(
     report = CheckReport(())
     with tempfile.TemporaryDirectory(prefix="ckptzoo-review-") as temporary:
         folder, network = Path(temporary, "zoo"), own_network(target.zoo.arch, module)
+        # sizes come first: a stranger's parts may be of any size, and nothing is fetched of more than max_bytes
         if changes.parts and sizes.outcome == "passed":
             evaluators = EvaluatorPool(target.zoo.arch, module, data, own)
             report = _check_parts(client, result, changes, target, folder, evaluators, progress)
@@ -428,16 +407,7 @@ def review(
                     progress=None if progress is None else partial(progress, "comparing"),
                 )
                 report = replace(report, checks=(*report.checks, near))
-        result = replace(
-            result,
-            base=changes.base.commit,
-            head=changes.head.commit,
-            main=changes.main.commit,
-            parts=changes.parts,
-            nbytes=changes.nbytes,
-            entries=report.entries,
-            checks=(*checks, *report.checks),
-        )
+        result = _checked(result, changes, (*checks, *report.checks), report.entries)
         comment = result.comment()
         if post and comment not in {item.text.strip() for item in discussion.comments}:
             client.pull_requests.comment(repo, number, comment)
@@ -463,6 +433,22 @@ def review(
             step = f"Bring them up to date with ckptzoo card {repo}."
             notes = (f"merged, but the page and the snapshot are as they were: {error} {step}",)
     return replace(result, notes=notes)
+
+
+def _checked(
+    result: Review, changes: Changes, checks: tuple[Check, ...], entries: tuple[CheckpointSummary, ...]
+) -> Review:
+    """Return the result with the commits that were compared and the outcome of their checks."""
+    return replace(
+        result,
+        base=changes.base.commit,
+        head=changes.head.commit,
+        main=changes.main.commit,
+        parts=changes.parts,
+        nbytes=changes.nbytes,
+        entries=entries,
+        checks=checks,
+    )
 
 
 def _require_merging(client: Client, repo: str, role: str | None) -> None:
@@ -518,6 +504,7 @@ def _merge(result: Review, client: Client, changes: Changes) -> Review:
         detail = f"{' and '.join(moved)} moved on during the review; review it again"
         return replace(result, checks=(*result.checks, Check("merged", "failed", detail)))
     comment = f"Reviewed at {result.head}: {len(result.checks)} checks, none failed."
+    # ckptzoo serve refuses to merge others; huggingface.co takes no such condition, hence the looks before and behind
     expected = {"expected_head": result.head, "expected_target": result.main}
     try:
         commit = client.pull_requests.merge(result.repository, result.number, comment, **expected)

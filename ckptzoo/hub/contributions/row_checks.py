@@ -70,6 +70,7 @@ def check_author(submitted: Zoo, author: str) -> Check:
     """
     rows = submitted.metadata.select(["id", "member", "contributor"]).to_pylist()
     names = dict.fromkeys(str(name) for row in rows for name in (row["id"], row["member"]))
+    # otherwise anybody could add checkpoints under somebody else's name
     prefix = f"{author.lower()}/"
     wrong = [name for name in names if not name.startswith(prefix)]
     if wrong:
@@ -174,6 +175,7 @@ def _value_problems(row: Row) -> Iterator[str]:
         if isinstance(value, bool) or value is None:
             continue
         if isinstance(value, str) and name == "extra":
+            # what is here is shown on the owner's page
             if len(value) > MAX_EXTRA or parse_extra(value) is None:
                 yield "extra is no small JSON object"
         elif isinstance(value, str):

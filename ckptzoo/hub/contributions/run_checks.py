@@ -1,9 +1,12 @@
 """``run_checks``: every check of a contribution, from the bytes of its parts in a folder."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 import ckptzoo
 from ckptzoo.format.files import Folder
@@ -18,12 +21,12 @@ from ckptzoo.hub.contributions.evaluation import (
     evaluations,
     measure_zoo,
 )
-from ckptzoo.hub.contributions.figure_checks import check_accuracy, check_loss
-from ckptzoo.hub.contributions.report import Check, CheckpointSummary, check_result, summarize
+from ckptzoo.hub.contributions.file_names import claimed_accuracy, claimed_loss
+from ckptzoo.hub.contributions.report import ACCURACY, Check, CheckpointSummary, check_result, said_as, summarize
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.text import Progress, StageProgress, excerpt
+from ckptzoo.text import Progress, StageProgress, counted, excerpt
 
 
 @dataclass(frozen=True)
@@ -103,3 +106,98 @@ def measured_figures(
             item or by_recipe.get(name) for item, name in zip(evaluations_by_row, recipes, strict=True)
         ]
     return measure_zoo(zoo, evaluators, evaluations_by_row, progress)
+
+
+STATED_TOLERANCE = 1e-3
+"""Largest difference between a measured figure that a row states and one measured here, as machines round; of a loss
+also as a share of it."""
+CLAIMED_TOLERANCE = 5e-3
+"""The same for claimed figures, as people round."""
+_NO_CROSS_ENTROPY = (
+    "a file's test loss, which need not be the mean cross entropy in nats; claimed_test_loss in contribution.toml is"
+)
+
+
+def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: EvaluatorPool) -> Check:
+    """Check that stated and claimed accuracies agree with the measured ones.
+
+    A stated one (``test_accuracy``) may differ by 0.001, which is 10 of 10,000 images; a claimed one by 0.005. Figures
+    that the file of a checkpoint held are claims.
+    """
+    wrong: list[str] = []
+    given: dict[str, list[float]] = {"test_accuracy": [], "claimed_test_accuracy": []}
+    for row in zoo.metadata.select(["id", "test_accuracy", "claimed_test_accuracy", "extra"]).to_pylist():
+        said = {"test_accuracy": row["test_accuracy"], "claimed_test_accuracy": claimed_accuracy(row)}
+        for column, value in said.items():
+            given[column] += [] if value is None else [value]
+        if (figures := measured.get(row["id"])) is not None:
+            wrong += _differing(row["id"], said, figures["test_accuracy"], share=0.0)
+    if not measured:
+        reason = "; ".join(evaluators.reasons) or "nothing to measure"
+        stated, claimed = given.values()
+        how = said_as(claimed=bool(claimed), stated=bool(stated))
+        untested = f"{how} {_spread([*stated, *claimed])}, not measured: " if how else ""
+        return Check(ACCURACY, "not done", f"{untested}{reason}")
+    spread = _spread([figures["test_accuracy"] for figures in measured.values()])
+    unmeasured = len(zoo) - len(measured)
+    remaining = f"; {counted(unmeasured, 'other')} not measured: {'; '.join(evaluators.reasons)}" if unmeasured else ""
+    return check_result(
+        ACCURACY,
+        wrong,
+        f"measured of {counted(len(measured), 'checkpoint')}, {spread}, on {evaluators.summary}{remaining}",
+    )
+
+
+def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> Check | None:
+    """Check that stated and claimed losses agree with the measured mean cross entropy in nats; None where there are
+    none.
+
+    A stated one (``test_nll``) may differ by 0.001 and 0.1 % of it, a claimed one by 0.005 and 0.5 %. A test loss
+    that a file held may be of another kind, such as with smoothed labels: one that differs is named, and fails
+    nothing.
+    """
+    wrong: list[str] = []
+    unknown: list[str] = []
+    compared = claims = claimed_losses = 0
+    for row in zoo.metadata.select(["id", "test_nll", "claimed_test_loss", "extra"]).to_pylist():
+        claimed = claimed_loss(row)
+        stated: dict[str, float | None] = {"test_nll": row["test_nll"]}
+        if claimed is not None:
+            stated["claimed_test_loss"] = claimed.value
+        claimed_losses += claimed is not None
+        claims += any(value is not None for value in stated.values())
+        if (figures := measured.get(row["id"])) is None:
+            continue
+        differing = _differing(row["id"], stated, figures["test_nll"], share=1.0)
+        compared += any(value is not None for value in stated.values())
+        for text in differing:
+            of_file = claimed is not None and not claimed.is_cross_entropy and "claimed_test_loss" in text
+            (unknown if of_file else wrong).append(text)
+    if not claims:
+        return None
+    if not compared:
+        how = said_as(claimed=claimed_losses > 0, stated=claims > claimed_losses)
+        return Check("loss", "not done", f"{how} of {counted(claims, 'checkpoint')}, not measured; see {ACCURACY}")
+    note = f"; not compared: {'; '.join(unknown[:4])} ({_NO_CROSS_ENTROPY})" if unknown else ""
+    return check_result("loss", wrong, f"{counted(compared, 'checkpoint')} with the mean cross entropy in nats{note}")
+
+
+def _differing(name: str, said: Mapping[str, float | None], measured: float, *, share: float) -> Iterable[str]:
+    """Yield figures that differ from what was measured by more than their tolerance, which grows by ``share`` of
+    itself for each unit of the measured value.
+    """
+    for column, value in said.items():
+        tolerance = CLAIMED_TOLERANCE if column.startswith("claimed_") else STATED_TOLERANCE
+        if (
+            value is not None
+            # not <=, because every comparison with NaN is false, and NaN alone differs from itself
+            and not abs(value - measured) <= tolerance * (1 + share * abs(measured))
+            and not (value != value and measured != measured)
+        ):
+            yield f"{name}: {column} {value:.4f}, measured {measured:.4f}"
+
+
+def _spread(values: Sequence[Any]) -> str:
+    finite = [value for value in map(float, values) if not np.isnan(value)]
+    ends = (min(finite), max(finite)) if finite else ()
+    return " to ".join(dict.fromkeys(f"{value:.2%}" for value in ends)) or "no number"

@@ -12,7 +12,7 @@ import ckptzoo
 from ckptzoo import archs
 from ckptzoo.format.durable import naming
 from ckptzoo.format.reader import Contents
-from ckptzoo.hub.client import Client, Listing
+from ckptzoo.hub.client import Client, RevisionListing
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import Symmetry
@@ -64,7 +64,6 @@ class TargetZoo:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the raw weights."""
         return len(self.zoo) * self.zoo.arch.nbytes
 
     @property
@@ -104,7 +103,7 @@ def symmetry_of(contents: Contents) -> Symmetry | None:
     return symmetry
 
 
-def open_target(client: Client, repo: str, listing: Listing) -> Zoo:
+def open_target(client: Client, repo: str, listing: RevisionListing) -> Zoo:
     """Return a zoo on a hub as it was at a commit."""
     return ckptzoo.open(f"hf://datasets/{repo}@{listing.commit}", endpoint=client.endpoint, token=client.token)
 

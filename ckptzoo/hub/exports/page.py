@@ -33,6 +33,7 @@ def metadata(checkpoint: Checkpoint, zoo: str, facts: Document) -> dict[str, str
         **row,
         **{key: _text(value) for key, value in short.items()},
         "architecture": checkpoint.arch.name,
+        # as huggingface_hub's save_torch_state_dict has it; loaders of torch ask for it
         "format": "pt",
         "variant": checkpoint.variant,
         "zoo": zoo,
@@ -50,6 +51,7 @@ def config(checkpoint: Checkpoint, arch: Architecture, zoo: Zoo, facts: Document
         row["extra"] = parse_extra(row["extra"]) or row["extra"]
     dtypes = {tensor.dtype for tensor in arch.tensors if "float" in tensor.dtype}
     document: Document = {
+        # keys of config.json in transformers
         "architectures": [arch.name],
         **({"dtype": dtypes.pop()} if len(dtypes) == 1 else {}),
         **row,
@@ -98,20 +100,20 @@ def _origin(zoo: Zoo, card: Card) -> Document:
 def _licenses(checkpoint: Checkpoint, zoo: Zoo, average: Document) -> list[str]:
     """Return the licences that the rows state, each once."""
     if not average:
-        found = [checkpoint.row.get("license")]
+        licenses = [checkpoint.row.get("license")]
     else:
         of = dict(zip(zoo.column("id").to_pylist(), zoo.column("license").to_pylist(), strict=True))
-        found = [of.get(id) for id in average["ids"]]
-    return list(dict.fromkeys(name for name in found if name))
+        licenses = [of.get(id) for id in average["ids"]]
+    return list(dict.fromkeys(name for name in licenses if name))
 
 
 def _what(checkpoint: Checkpoint, origin: Document, average: Document) -> str:
-    place = f"the zoo {code(origin['name'])}" + (f" ({code(origin['address'])})" if origin["address"] else "")
+    origin_zoo = f"the zoo {code(origin['name'])}" + (f" ({code(origin['address'])})" if origin["address"] else "")
     if not average:
-        what = f"One network of {place}, written by `ckptzoo export`."
+        what = f"One network of {origin_zoo}, written by `ckptzoo export`."
     else:
         kind = "The greedy soup" if average["method"] == "soup" else "The mean of the weights"
-        what = f"{kind} of {counted(len(average['ids']), 'network')} of {place}, written by `ckptzoo export`."
+        what = f"{kind} of {counted(len(average['ids']), 'network')} of {origin_zoo}, written by `ckptzoo export`."
     in_gauge = "" if checkpoint.variant == "raw" else f" Weights are in the gauge {code(checkpoint.variant)}."
     return what + in_gauge + " `config.json` has the architecture and all facts."
 

@@ -109,7 +109,7 @@ def export(
     # a link stays one, and what it leads to is replaced
     real = Path(os.path.realpath(target))
     total = sum(tensor.nbytes for tensor in names_of(arch).values())
-    job = _Job(checkpoint, arch, zoo, recorded, counter(total, progress))
+    job = _CheckpointExport(checkpoint, arch, zoo, recorded, counter(total, progress))
     with naming(target):
         staging = Staging(real.parent)
         try:
@@ -147,7 +147,7 @@ def check_target(to: str | os.PathLike[str], *, zoo: Zoo, force: bool = False) -
         _check_folder(target, real, zoo, force=force)
 
 
-class _Job:
+class _CheckpointExport:
     """One checkpoint that is written."""
 
     def __init__(
@@ -169,6 +169,7 @@ class _Job:
     def write_folder(self, folder: Path, max_shard_size: int) -> list[str]:
         """Write all files of a folder; return their names."""
         shards = shards_of(self._arch, max_shard_size)
+        # shards have the metadata that huggingface_hub gives them; the row is in config.json
         described = metadata(self._checkpoint, self._zoo.name, self._facts) if len(shards) == 1 else {"format": "pt"}
         for file, names in shards.items():
             self._write(folder / file, names, described)

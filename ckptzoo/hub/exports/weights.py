@@ -44,6 +44,7 @@ def shards_of(arch: Architecture, max_shard_size: int) -> dict[str, list[str]]:
         shards.append(current)
     if len(shards) == 1:
         return {"model.safetensors": shards[0]}
+    # the names by which huggingface_hub's load_torch_model finds shards
     return {f"model-{number:05d}-of-{len(shards):05d}.safetensors": names for number, names in enumerate(shards, 1)}
 
 

@@ -18,8 +18,6 @@ _ENDS = tuple(f"{mark}{word}" for mark in "._-" for word in LEAF_NAMES if len(wo
 def is_tensor_name(name: str) -> bool:
     """Tells whether a file is named like a tensor of a layer; without the layer it may be one of any network.
 
-    Examples
-    --------
     >>> is_tensor_name("0.bias.npy"), is_tensor_name("bias.npy"), is_tensor_name("samples.npy")
     (True, False, False)
     """
@@ -73,5 +71,6 @@ def _npz(arrays: dict[str, bytes]) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w") as archive:
         for name in sorted(arrays):
+            # a ZipInfo has a fixed date, so that the same arrays give the same bytes
             archive.writestr(zipfile.ZipInfo(name), arrays[name])
     return out.getvalue()

@@ -47,20 +47,12 @@ class Effective:
 def effective(tensors: Mapping[str, NDArray[Any]], location: str) -> Effective:
     """Bring a state dict to the tensors that its network computes with.
 
-    Raises
-    ------
-    SpecError
-        A tensor is there both as it is and in parts, or a kernel may be unfolded in two ways.
-
-    Notes
-    -----
     A pruned weight is ``weight_orig * weight_mask``. With weight normalisation it is ``g v / |v|``, the norm over all
     axes but those of ``g`` (Salimans and Kingma 2016, arXiv 1602.07868). With spectral normalisation it is
     ``W / (u' W v)``, as in evaluation mode (Miyato et al. 2018, arXiv 1802.05957). The last two are computed in double
-    precision. Tested in tests/hub/imports/test_one_architecture.py.
+    precision. Raises ``SpecError``: a tensor is there both as it is and in parts, or a kernel may be unfolded in two
+    ways.
 
-    Examples
-    --------
     >>> pruned = {"fc.weight_orig": np.array([2.0, 3.0]), "fc.weight_mask": np.array([1.0, 0.0])}
     >>> effective(pruned, "a.pt").tensors["fc.weight"].tolist()
     [2.0, 0.0]
@@ -86,13 +78,13 @@ def effective(tensors: Mapping[str, NDArray[Any]], location: str) -> Effective:
         done.setdefault(rule.what, []).append(rule.name)
         if rule.what == _PRUNING:
             masks[rule.name] = parts[1]
-    notes = tuple(_WORDS[what] for what in done)
-    facts |= {what: names for what, names in done.items() if what != _PRUNING}
-    made = {name: arrays[name] for name in plan.order}
+    notes = tuple(_WORDS[change] for change in done)
+    facts |= {change: names for change, names in done.items() if change != _PRUNING}
+    ordered = {name: arrays[name] for name in plan.order}
     # a mask's tensor may have become another by a later rule
     masks = {_final(name, plan.rules): mask for name, mask in masks.items()}
     names = {name: _final(new, plan.rules) for name, new in plan.names.items()}
-    return Effective(made, names, frozenset(rule.name for rule in plan.rules), masks, facts, notes)
+    return Effective(ordered, names, frozenset(rule.name for rule in plan.rules), masks, facts, notes)
 
 
 _PRUNING, _WEIGHT_NORM, _SPECTRAL_NORM = "pruning", "weight_norm", "spectral_norm"
@@ -115,7 +107,7 @@ class _Rule:
 
 
 @dataclass
-class _Plan:
+class _WeightChanges:
     """The changes of all state dicts with the same names and shapes."""
 
     names: dict[str, str]
@@ -126,7 +118,7 @@ class _Plan:
 
 
 @lru_cache(maxsize=1024)
-def _plan(described: tuple[tuple[str, tuple[int, ...]], ...]) -> _Plan | None:
+def _plan(described: tuple[tuple[str, tuple[int, ...]], ...]) -> _WeightChanges | None:
     """Return the plan for names and shapes; None where nothing changes, as for most state dicts."""
     shapes = dict(described)
     facts = [name for name, shape in described if name in _WRAPPER_FACTS and shape in ((), (1,))]
@@ -143,9 +135,9 @@ def _plan(described: tuple[tuple[str, tuple[int, ...]], ...]) -> _Plan | None:
     if len(set(names.values())) < len(names):
         names = {name: name for name in shapes}
     rest = {names[name]: shape for name, shape in described if name not in facts}
-    plan = _Plan(names, facts, [])
-    places = {name: place for place, name in enumerate(rest)}
-    while rules := next((found for family in _FAMILIES if (found := list(family(rest)))), None):
+    plan = _WeightChanges(names, facts, [])
+    positions = {name: position for position, name in enumerate(rest)}
+    while rules := next((fitting for family in _FAMILIES if (fitting := list(family(rest)))), None):
         for rule in rules:
             if not rest.keys() >= set(rule.parts):
                 continue
@@ -153,11 +145,11 @@ def _plan(described: tuple[tuple[str, tuple[int, ...]], ...]) -> _Plan | None:
                 plan.problem = rule.name
                 return plan
             plan.rules.append(rule)
-            places[rule.name] = min(places[part] for part in rule.parts)
+            positions[rule.name] = min(positions[part] for part in rule.parts)
             rest[rule.name] = max((rest.pop(part) for part in rule.parts), key=len)
     if not plan.rules and not facts and all(name == new for name, new in names.items()):
         return None
-    plan.order = _weights_first(sorted(rest, key=places.__getitem__), {rule.name for rule in plan.rules})
+    plan.order = _weights_first(sorted(rest, key=positions.__getitem__), {rule.name for rule in plan.rules})
     return plan
 
 
@@ -167,15 +159,15 @@ def _weights_first(names: Sequence[str], computed: set[str]) -> list[str]:
     for name in names:
         by_module.setdefault(name.rpartition(".")[0], []).append(name)
     changed = {name.rpartition(".")[0] for name in computed}
-    made: dict[str, None] = {}
+    ordered: dict[str, None] = {}
     for name in names:
         module = name.rpartition(".")[0]
         own = [name]
         if module in changed:
             own = by_module.pop(module, [])
             own.sort(key=lambda other: (other not in computed, "bias" in other.rpartition(".")[2]))
-        made |= dict.fromkeys(own)
-    return list(made)
+        ordered |= dict.fromkeys(own)
+    return list(ordered)
 
 
 def _final(name: str, rules: Sequence[_Rule]) -> str:
@@ -210,15 +202,16 @@ def _parametrised(shapes: Mapping[str, tuple[int, ...]]) -> Iterator[_Rule]:
     """Yield the names that ``torch.nn.utils.parametrize`` gives."""
     groups: dict[tuple[str, str], set[str]] = {}
     for name in shapes:
-        before, found, inside = f".{name}".rpartition(_PARAMETRIZATIONS)
+        before, separator, inside = f".{name}".rpartition(_PARAMETRIZATIONS)
         tensor, _, last = inside.partition(".")
-        if found and last:
+        if separator and last:
             groups.setdefault((before, tensor), set()).add(last)
     for (before, tensor), inside in groups.items():
         stem = f"{before}{_PARAMETRIZATIONS}{tensor}".removeprefix(".")
         target = f"{before}.{tensor}".removeprefix(".")
         sizes = {last: shapes[f"{stem}.{last}"] for last in sorted(inside)}
         parts = tuple(f"{stem}.{last}" for last in sizes)
+        # of torch.nn.utils.parametrizations.weight_norm: original0 is the magnitude g, original1 the direction v
         if set(sizes) == {"original0", "original1"} and _is_magnitude(*sizes.values()):
             yield _Rule(target, parts, _WEIGHT_NORM, _rescaled)
         elif set(sizes) == {"original", "0._u", "0._v"} and _unfoldings(
@@ -246,6 +239,7 @@ def _is_magnitude(magnitude: tuple[int, ...], direction: tuple[int, ...]) -> boo
 def _unfoldings(kernel: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...]) -> list[int]:
     """Return the axes of a kernel that may be the rows of the matrix whose singular vectors are given."""
     size = int(np.prod(kernel, dtype=np.int64))
+    # torch unfolds along axis 0, transposed convolutions along axis 1 (torch.nn.utils.spectral_norm)
     axes = (0,) if len(kernel) == 2 and kernel[0] == kernel[1] else range(min(2, len(kernel)))
     return [axis for axis in axes if left == (kernel[axis],) and right == (size // max(1, kernel[axis]),)]
 
@@ -268,14 +262,14 @@ def _rescaled(magnitude: NDArray[Any], direction: NDArray[Any]) -> NDArray[Any]:
 def _divided(original: NDArray[Any], left: NDArray[Any], right: NDArray[Any]) -> NDArray[Any] | None:
     """Divide the kernel by its largest singular value; None where two axes may be the rows of its matrix."""
     kernel, left, right = (part.astype(np.float64) for part in (original, left, right))
-    found: list[tuple[float, float]] = []
+    residuals: list[tuple[float, float]] = []
     for axis in _unfoldings(kernel.shape, left.shape, right.shape):
         product = np.moveaxis(kernel, axis, 0).reshape(len(left), -1) @ right
         sigma = float(left @ product)
         # near a singular vector what is left of the product is small
-        found.append((float(np.linalg.norm(product - sigma * left)), sigma))
-    found.sort()
-    if len(found) > 1 and found[0][0] > _CLEAR * found[1][0]:
+        residuals.append((float(np.linalg.norm(product - sigma * left)), sigma))
+    residuals.sort()
+    if len(residuals) > 1 and residuals[0][0] > _CLEAR * residuals[1][0]:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        return (kernel / found[0][1]).astype(original.dtype)
+        return (kernel / residuals[0][1]).astype(original.dtype)

@@ -35,8 +35,6 @@ def exported_row(facts: Mapping[str, Any]) -> dict[str, Any]:
 
     ``facts``, for which ``is_exported`` is true, are objects of JSON, or the texts of a header.
 
-    Examples
-    --------
     >>> exported_row({"id": "m3", "seed": "3", "test_accuracy": "0.5", "zoo": "few", "variant": "raw",
     ...               "architecture": "mine"})
     {'own_id': 'm3', 'own_member': 'm3', 'seed': 3, 'claimed_test_accuracy': 0.5, 'extra': {'exported_from': 'few'}}
@@ -64,19 +62,19 @@ def exported_row(facts: Mapping[str, Any]) -> dict[str, Any]:
         alone = {"id": "a", "method": row.get("method"), name: value}
         if next(value_problems([alone], location=""), None) is not None:
             row[name] = {} if name == "extra" else None
-    if (found := _architecture(facts)) is not None:
-        row[OWN_ARCHITECTURE] = found
+    if (architecture := _architecture(facts)) is not None:
+        row[OWN_ARCHITECTURE] = architecture
     return row
 
 
 def _architecture(facts: Mapping[str, Any]) -> Architecture | None:
     """Return the architecture that was written beside a checkpoint, or one of ``ckptzoo.archs`` that its name is of."""
     with suppress(ZooError):
-        found = facts["architecture"]
-        if isinstance(found, Mapping):
-            made = Architecture.from_json(dict(cast(Mapping[str, Any], found)))
-            return made if made.forward is None or archs.known(made.forward) else None
-        return archs.architecture(found) if archs.known(found) else None
+        content = facts["architecture"]
+        if isinstance(content, Mapping):
+            architecture = Architecture.from_json(dict(cast(Mapping[str, Any], content)))
+            return architecture if architecture.forward is None or archs.known(architecture.forward) else None
+        return archs.architecture(content) if archs.known(content) else None
     return None
 
 
@@ -100,8 +98,9 @@ def _value(kind: str, value: Any) -> Any:
     """Return a value of a column's type, also from the text that a header has of it; None where it is none."""
     with suppress(ValueError):
         if kind == "timestamp":
-            found = datetime.fromisoformat(value) if isinstance(value, str) else None
-            return found if found is None or found.tzinfo else found.replace(tzinfo=UTC)
+            time = datetime.fromisoformat(value) if isinstance(value, str) else None
+            # rows have times in UTC; JSON and headers may leave the zone out
+            return time if time is None or time.tzinfo else time.replace(tzinfo=UTC)
         if kind == "string":
             return value if isinstance(value, str) and value.isprintable() and len(value) <= 1000 else None
         if isinstance(value, str) and len(value) <= 40:

@@ -30,8 +30,6 @@ def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) ->
     and values that JSON lacks are left out. A row that ``export`` wrote is restored (``exported``). With ``percent``
     accuracies go up to 100. Raises ``ZooError`` where an accuracy is no fraction from 0 to 1.
 
-    Examples
-    --------
     >>> row_of({"optim::lr": 0.1, "test_acc": 0.5, "hostname": "n1"}, location="a")
     {'claimed_test_accuracy': 0.5, 'extra': {'optim': {'lr': 0.1}}}
     """
@@ -60,10 +58,10 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     >>> nested({"optim.lr": 0.1, "model": "cnn", "model.width": 8})
     {'optim': {'lr': 0.1}, 'model': 'cnn', 'model.width': 8}
     """
-    made: dict[str, Any] = {}
+    row: dict[str, Any] = {}
     for name, value in flat.items():
         *parents, last = name.split(".")
-        inner: Any = made
+        inner: Any = row
         for parent in parents:
             inner = inner.setdefault(parent, {})
             if not isinstance(inner, dict):
@@ -71,18 +69,18 @@ def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(inner, dict) and not isinstance(inner.get(last), dict):
             inner[last] = value
         else:
-            made[name] = value
-    return made
+            row[name] = value
+    return row
 
 
 def merged(*extras: Mapping[str, Any]) -> dict[str, Any]:
     """Merge objects within objects; later values win."""
-    made: dict[str, Any] = {}
+    joined: dict[str, Any] = {}
     for extra in extras:
         for name, value in extra.items():
-            before = made.get(name)
-            made[name] = merged(before, value) if isinstance(before, dict) and isinstance(value, Mapping) else value
-    return made
+            before = joined.get(name)
+            joined[name] = merged(before, value) if isinstance(before, dict) and isinstance(value, Mapping) else value
+    return joined
 
 
 def together(row: Row, other: Row) -> Row:
@@ -91,20 +89,21 @@ def together(row: Row, other: Row) -> Row:
 
 
 def _flattened(facts: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    flat: list[tuple[str, Any]] = []
     for key, value in facts.items():
         name = prefix + str(key).replace("::", ".")
         if isinstance(value, Mapping):
-            found += _flattened(value, f"{name}.", depth + 1) if depth < _MAX_DEPTH else []
+            flat += _flattened(value, f"{name}.", depth + 1) if depth < _MAX_DEPTH else []
         elif _is_storable(value):
-            found.append((name, list(value) if isinstance(value, tuple) else value))
-    return found
+            flat.append((name, list(value) if isinstance(value, tuple) else value))
+    return flat
 
 
 def _is_storable(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return len(value) <= 1000 and all(_is_storable(item) and not isinstance(item, list) for item in value)
     if isinstance(value, float):
+        # JSON has no NaN and no infinities
         return math.isfinite(value)
     if isinstance(value, bool) or value is None:
         return value is not None

@@ -109,8 +109,6 @@ def related(sizes: Mapping[str, int], *, can_compare: bool) -> Related:
     ``sizes`` are in bytes by path, in order. Without ``can_compare`` (files cannot be read a second time), files whose
     names alone say that they hold one network, such as ``net.pt`` and ``net.safetensors``, are not related.
 
-    Examples
-    --------
     >>> found = related({"a/model.safetensors": 9, "a/pytorch_model.bin": 9, "b.pt": 9}, can_compare=True)
     >>> found.kept, found.compared
     ({'a/pytorch_model.bin': 'a/model.safetensors'}, {'a/model.safetensors': ('a/pytorch_model.bin',)})
@@ -177,16 +175,16 @@ def _named(matched: re.Match[str]) -> _Named:
 
 def _parts(paths: Iterable[str]) -> dict[str, str]:
     """Return the parts of networks by their paths, where there are at least two of one."""
-    found: dict[tuple[str, str], list[str]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for path in paths:
         if "rank" not in path and "consolidated" not in path and "_part-" not in path:
             continue
         for form, pattern in _PARTS:
             if (matched := pattern.search(path)) is not None:
                 at = next(group for group in range(1, pattern.groups + 1) if matched[group] is not None)
-                found.setdefault((form, f"{path[: matched.start(at)]}#{path[matched.end(at) :]}"), []).append(path)
+                groups.setdefault((form, f"{path[: matched.start(at)]}#{path[matched.end(at) :]}"), []).append(path)
                 break
-    return {path: form for (form, _), several in found.items() if len(several) > 1 for path in several}
+    return {path: form for (form, _), several in groups.items() if len(several) > 1 for path in several}
 
 
 def _published_form(path: str, groups: Container[_Group]) -> _Group | None:

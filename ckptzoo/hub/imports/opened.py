@@ -13,9 +13,18 @@ from typing import IO, Any
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.one_network import Related, may_be_related, related
 from ckptzoo.hub.imports.packed import ERRORS, PACKED, SUFFIXES, unpacked
-from ckptzoo.hub.imports.sources import Blob, FolderSource, Source, SourceFile, ZipSource, archive_kind, stem, tar_files
+from ckptzoo.hub.imports.sources import (
+    FolderSource,
+    ImportSource,
+    SourceFile,
+    WholeSource,
+    ZipSource,
+    archive_kind,
+    stem,
+    tar_files,
+)
 from ckptzoo.hub.untrusted import Limits
-from ckptzoo.hub.untrusted.formats import HEAD_BYTES, Form
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES, FileForm
 from ckptzoo.hub.untrusted.forms import FORMS, form_of
 from ckptzoo.text import excerpt
 
@@ -58,7 +67,7 @@ class OpenedFile(SourceFile):
     bytes come once. ``others`` are passed over for it, and may hold the same network in another format.
     """
 
-    form: Form = FORMS["unknown"]
+    form: FileForm = FORMS["unknown"]
     packed_by: str = ""
     reopen: Callable[[], IO[bytes]] | None = field(default=None, repr=False)
     others: tuple["OpenedFile", ...] = ()
@@ -75,6 +84,7 @@ class OpenedFile(SourceFile):
                     pieces.append(piece)
                     size += len(piece)
             except ERRORS as error:
+                # gzip and bz2 report damage by an OSError without a number; one with a number is the system's
                 if isinstance(error, OSError) and error.errno is not None:
                     raise
                 got = f"{type(error).__name__}: {error}"
@@ -87,36 +97,26 @@ class OpenedFile(SourceFile):
         return b"".join(pieces)
 
 
-class OpenedSource(Source):
+class OpenedSource(ImportSource):
     """The files of a source, and those in its archives under the archive's path without its suffix.
 
     ``include`` and ``exclude`` are patterns of the shell (``*.pt``, ``seed0``, ``runs/*/best.pt``) that a path, its
     last part or one of its folders fits; an empty ``include`` takes every file.
 
-    Attributes
-    ----------
-    forms
-        by path, of the files that were met, in order.
-    opened
-        paths of the files that were read.
-    passed_over
-        paths of files that no adapter sees, and why.
-    broken
-        archives among the files that cannot be read to their end, and why.
-    reasons
-        why files are passed over that hold the network of another one, known before a pass meets them.
-    facts
-        files that say something about checkpoints, and where rows have it.
+    By path, ``forms`` has the files that were met, in order; ``passed_over`` those that no adapter sees, and why;
+    ``reasons`` why files are passed over that hold the network of another one, known before a pass meets them;
+    ``facts`` files that say something about checkpoints, and where rows have it. ``opened`` are the files that were
+    read, ``broken`` the archives that cannot be read to their end, and why.
     """
 
-    def __init__(self, source: Source, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+    def __init__(self, source: ImportSource, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         super().__init__(source.address, source.name, source.nbytes)
         self.name, self.in_order, self.is_local = source.name, source.in_order, source.is_local
         self.repository = source.repository
         self._source, self._include, self._exclude = source, tuple(include), tuple(exclude)
         # of a folder of a hub's cache that is the source itself
         self._within = f"{source.name}/" if source.name.startswith(_CACHES) else ""
-        self.forms = dict[str, Form]()
+        self.forms = dict[str, FileForm]()
         self.opened = set[str]()
         self.passed_over = dict[str, str]()
         self.broken = list[tuple[str, ZooError]]()
@@ -168,10 +168,10 @@ class OpenedSource(Source):
                     return
 
     def _note_related(self, sizes: dict[str, int], *, can_compare: bool) -> Related:
-        found = related(sizes, can_compare=can_compare)
-        self.reasons |= found.reasons
-        self._parts |= found.parts
-        return found
+        relations = related(sizes, can_compare=can_compare)
+        self.reasons |= relations.reasons
+        self._parts |= relations.parts
+        return relations
 
     def _with_others(self, file: SourceFile, paths: Sequence[str]) -> Iterator[OpenedFile]:
         """Yield a file with those that are passed over for it, opened too."""
@@ -240,6 +240,7 @@ class OpenedSource(Source):
         else:
             try:
                 stream = _buffered(file.open())
+                # peek() reads once at most, and returns what is in the buffer, be it less or more than was asked for
                 head = stream.peek(HEAD_BYTES)[:HEAD_BYTES]
             except ZooError as error:  # of a member of an archive
                 self.broken.append((path, error))
@@ -265,7 +266,7 @@ class OpenedSource(Source):
         path: str,
         size: int,
         opener: Callable[[], IO[bytes]],
-        form: Form,
+        form: FileForm,
         *,
         packed_by: str = "",
         reopen: Callable[[], IO[bytes]] | None = None,
@@ -280,7 +281,7 @@ class OpenedSource(Source):
         path: str,
         stream: io.BufferedReader,
         head: bytes,
-        form: Form,
+        form: FileForm,
         depth: int,
         is_chosen: bool,
     ) -> Iterator[OpenedFile]:
@@ -311,8 +312,8 @@ class OpenedSource(Source):
             self.opened.add(path)
             prefix = f"{path.rpartition('/')[0]}/{stem(path.rpartition('/')[2])}".lstrip("/")
             archive = self._zip(file, path, stream) if kind == "zip" else None
-            found = tar_files(content, lambda: counted.count, f"{self.address}: {path}")
-            for item in found if archive is None else archive.files():
+            files = tar_files(content, lambda: counted.count, f"{self.address}: {path}")
+            for item in files if archive is None else archive.files():
                 if archive is not None and not archive.position:
                     inside = {f"{prefix}/{name}": size for name, size in archive.sizes.items()}
                     wanted = {name: size for name, size in inside.items() if self._is_wanted(name, is_chosen=is_chosen)}
@@ -326,13 +327,13 @@ class OpenedSource(Source):
         """Return a zip archive, whose directory is at its end: in memory where the archive is in another."""
         location = f"{self.address}: {path}"
         if stream.seekable():
-            blob = Blob(location, path, file.size, lambda: stream)
+            blob = WholeSource(location, path, file.size, lambda: stream)
         else:
             if file.size > _MAX_ZIP:
                 expected, step = f"at most {_MAX_ZIP} bytes of a zip archive within another", "Unpack the outer one."
                 raise IntegrityError(Problem(location, "size", expected, f"{file.size} bytes", step))
             data = stream.read(file.size)
-            blob = Blob(location, path, len(data), lambda: io.BytesIO(data))
+            blob = WholeSource(location, path, len(data), lambda: io.BytesIO(data))
         return ZipSource(blob)
 
     def _count(self, file: SourceFile, path: str) -> None:
@@ -361,7 +362,6 @@ class _Counted(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; return the number of bytes."""
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         self.count += len(data)
@@ -391,4 +391,5 @@ def _fits(path: str, patterns: Sequence[str]) -> bool:
         return False
     parts = path.split("/")
     whole = accumulate(parts, lambda before, part: f"{before}/{part}")
+    # fnmatch() would follow the system's rule for upper and lower case
     return any(fnmatchcase(text, pattern.rstrip("/")) for text in {*parts, *whole} for pattern in patterns)

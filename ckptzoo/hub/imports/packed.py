@@ -45,9 +45,9 @@ class _ZlibFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; return their number, 0 at the end."""
         unpacked = b""
         while not unpacked and not self._unpacker.eof:
+            # what decompress() left out for the sake of the length has to be given to it again
             data = self._unpacker.unconsumed_tail or self._packed.read(_READ_BYTES)
             if not data:
                 raise EOFError("it ends within a stream")
@@ -87,6 +87,7 @@ class XzFile(io.RawIOBase):
         """Begin the next stream where one has ended; False after the last. Zeros may be between them."""
         if not self._unpacker.eof:
             return True
+        # streams may have zeros behind them (The .xz File Format, section 2.2)
         self._data = self._unpacker.unused_data.lstrip(b"\0")
         while not self._data and (more := self._packed.read(_READ_BYTES)):
             self._data = more.lstrip(b"\0")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, columns
@@ -17,6 +17,7 @@ from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import passed_over_files, passed_over_lines
 from ckptzoo.hub.imports.run import licence_of
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import Progress, counted, excerpt
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class PlannedFile:
 
 
 @dataclass(frozen=True)
-class ImportPlan(PrintedResult):
+class ImportPlan(PrintedResult, JsonFields, named={"adapter": "format"}):
     """The files that an import would read and pass over.
 
     Parameters
@@ -77,18 +78,6 @@ class ImportPlan(PrintedResult):
     problems: Sequence[Mapping[str, str]]
     refused: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Every file by name."""
-        return {
-            "source": self.source,
-            "format": self.adapter,
-            "files": [vars(item) for item in self.files],
-            "passed_over": [dict(item) for item in self.passed_over],
-            "problems": [dict(item) for item in self.problems],
-            "refused": self.refused,
-            "facts": dict(self.facts),
-        }
 
     def print(self, console: "Console | None" = None) -> None:
         """Print a table of the files, and what is passed over.
@@ -164,24 +153,24 @@ def plan_import(
     files, passed, problems = list[PlannedFile](), dict[str, str](), list[dict[str, str]]()
     named = set[str]()
     try:
-        for found in chosen.checkpoints(opened, options):
+        for entry in chosen.checkpoints(opened, options):
             if progress is not None:
                 progress(min(opened.position, opened.nbytes), opened.nbytes)
-            if isinstance(found, PassedOver):
-                passed[found.path] = found.reason
-            elif isinstance(found, Broken):
-                problems.append({"file": found.path, "problem": str(found.error)})
-                named.update(found.parts)
-            elif isinstance(found, FoundArrays):
+            if isinstance(entry, PassedOver):
+                passed[entry.path] = entry.reason
+            elif isinstance(entry, Broken):
+                problems.append({"file": entry.path, "problem": str(entry.error)})
+                named.update(entry.parts)
+            elif isinstance(entry, FoundArrays):
                 files += [
-                    PlannedFile(found.path, f"a row of {chosen.name}", checkpoint_id(member, step), member, step)
-                    for member, step in zip(found.members, found.steps, strict=True)
+                    PlannedFile(entry.path, f"a row of {chosen.name}", checkpoint_id(member, step), member, step)
+                    for member, step in zip(entry.members, entry.steps, strict=True)
                 ]
             else:
-                name = found.row.get(OWN_ID) or found.id or checkpoint_id(found.member, found.step)
-                form = found.form or (opened.forms[found.path].words if found.path in opened.forms else chosen.name)
-                files.append(PlannedFile(found.path, form, name, found.row.get(OWN_MEMBER, found.member), found.step))
-                named.update(found.parts)
+                name = entry.row.get(OWN_ID) or entry.id or checkpoint_id(entry.member, entry.step)
+                form = entry.form or (opened.forms[entry.path].words if entry.path in opened.forms else chosen.name)
+                files.append(PlannedFile(entry.path, form, name, entry.row.get(OWN_MEMBER, entry.member), entry.step))
+                named.update(entry.parts)
     except ZooError as error:  # an archive that ends in its middle, a row without a file
         problems.append({"file": opened.address, "problem": str(error)})
     problems += [{"file": path, "problem": str(error)} for path, error in opened.broken]
@@ -198,11 +187,11 @@ def plan_import(
 
 def _repeated(files: Sequence[PlannedFile], address: str) -> list[dict[str, str]]:
     """Return the files whose ids came before."""
-    seen, made = set[str](), list[dict[str, str]]()
+    seen, planned = set[str](), list[dict[str, str]]()
     for item in files:
         if item.id in seen:
             step = "Leave one of the files out, with --exclude."
             problem = Problem(f"{address}: {item.file}", "id", "each once", f"{item.id!r} twice", step)
-            made.append({"file": item.file, "problem": str(ZooError(problem))})
+            planned.append({"file": item.file, "problem": str(ZooError(problem))})
         seen.add(item.id)
-    return made
+    return planned

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from io import BytesIO
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
-from ckptzoo.hub.imports.adapters import Found
+from ckptzoo.hub.imports.adapters import FoundCheckpoints
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES
 from ckptzoo.hub.untrusted.forms import read_form
@@ -13,7 +13,7 @@ from ckptzoo.hub.untrusted.protocol import Job
 from ckptzoo.hub.untrusted.safetensors import read_state_dict
 
 States = list[StateDict]
-Contents = tuple[Found, Sequence[bytes]]
+Contents = tuple[FoundCheckpoints, Sequence[bytes]]
 """A file of checkpoints, or several that hold one together, and the bytes of each."""
 
 
@@ -34,12 +34,13 @@ class Reader:
         """Return the state dicts of every file, or its error; those of shards put together."""
         made: list[list[States | ZooError]] = [[] for _ in files]
         jobs: list[tuple[list[States | ZooError], str, Job, bytes]] = []
-        for (found, contents), parts in zip(files, made, strict=True):
-            location, name = f"{self._address}: {found.path}", found.path.rpartition("/")[2]
+        for (file, contents), parts in zip(files, made, strict=True):
+            location, name = f"{self._address}: {file.path}", file.path.rpartition("/")[2]
             for data in contents:
                 try:
                     form = read_form(data[:HEAD_BYTES], name, location=location)
                     self.forms[form.words] = self.forms.get(form.words, 0) + 1
+                    # JSON and plain numbers: nothing in it needs the process that reads what may be hostile
                     if form.name == "safetensors":
                         parts.append([read_state_dict(BytesIO(data), location, name, Limits(), with_moments=True)])
                     else:
@@ -52,7 +53,7 @@ class Reader:
                 parts.append(
                     answer if isinstance(answer, IntegrityError) else [item.state_dict(name, arrays) for item in answer]
                 )
-        return [_whole(parts, f"{self._address}: {found.path}") for (found, _), parts in zip(files, made, strict=True)]
+        return [_whole(parts, f"{self._address}: {file.path}") for (file, _), parts in zip(files, made, strict=True)]
 
 
 def _whole(parts: Sequence[States | ZooError], path: str) -> States | ZooError:
@@ -100,4 +101,5 @@ def differences(kept: States, other: States) -> tuple[int, int]:
         for name, array in two.tensors.items()
         if name in one.tensors and one.tensors[name].shape == array.shape
     ]
+    # by bytes, because NaN differs from itself
     return sum(one.astype(two.dtype, copy=False).tobytes() != two.tobytes() for one, two in pairs), len(pairs)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ckptzoo.errors import Problem, RemoteError, ZooError
-from ckptzoo.hub.imports.sources import Blob, Source, SourceFile, natural, open_blob, open_path
+from ckptzoo.hub.imports.sources import ImportSource, SourceFile, WholeSource, natural, open_blob, open_path
 from ckptzoo.remote import http
 from ckptzoo.remote.address import HubAddress, WebAddress, candidates, model_address
 from ckptzoo.remote.http import Connections
@@ -24,7 +24,9 @@ _SEEK_BYTES = 2**18
 """Gaps up to this many bytes are read and dropped instead of sending a new request."""
 
 
-def open_source(address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None) -> Source:
+def open_source(
+    address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None
+) -> ImportSource:
     """Open the source at an address: a local folder, archive or file, ``https://...``, ``hf://datasets/org/name``, or
     ``hf://org/name`` for a model.
 
@@ -44,11 +46,12 @@ def open_source(address: str | os.PathLike[str], *, endpoint: str | None = None,
     raise ZooError(Problem(text, "source", "https:// or hf://", text, step))
 
 
-def _of_web(url: str) -> Blob:
+def _of_web(url: str) -> WholeSource:
     folder, _, name = url.rpartition("/")
     retry_policy, connections = RetryPolicy(), Connections()
 
     def request() -> int:
+        # of one byte: Content-Range also names the size of the whole file (RFC 9110, section 14.4)
         sent = {"Range": "bytes=0-0"}
         with http.get(connections, url, location=url, cancel=CancelToken(), headers=sent) as answer:
             total = answer.headers.get("content-range", "").rpartition("/")[2]
@@ -65,7 +68,7 @@ def _of_web(url: str) -> Blob:
     return _blob(store, name, url)
 
 
-def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> Source:
+def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> ImportSource:
     repository = replace(place, folder="")
     store = HubStore.opened(repository, retry_policy=RetryPolicy(), endpoint=endpoint, token=token)
     address = hub_address(place, store.endpoint)
@@ -83,12 +86,12 @@ def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> Sourc
     return source
 
 
-def _blob(store: Store, name: str, address: str) -> Blob:
+def _blob(store: Store, name: str, address: str) -> WholeSource:
     size = store.entries[name].size
-    return Blob(address, name.rpartition("/")[2], size, lambda: _buffered(store, name), is_local=False)
+    return WholeSource(address, name.rpartition("/")[2], size, lambda: _buffered(store, name), is_local=False)
 
 
-class RepositorySource(Source):
+class RepositorySource(ImportSource):
     """A folder of a repository."""
 
     is_local = False
@@ -100,7 +103,6 @@ class RepositorySource(Source):
         self._store, self._inside, self._names = store, inside, sorted(names, key=natural)
 
     def files(self) -> Iterator[SourceFile]:
-        """Iterate over all files; unread ones are not fetched."""
         self.position = 0
         for name in self._names:
             entry = self._store.entries[name]
@@ -131,7 +133,6 @@ class _RemoteFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Return the offset of the next byte."""
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -148,7 +149,6 @@ class _RemoteFile(io.RawIOBase):
         return target
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer as far as the next piece goes; 0 at the end."""
         if self._position >= self._size:
             return 0
         piece = self._take(len(buffer))
@@ -157,7 +157,6 @@ class _RemoteFile(io.RawIOBase):
         return len(piece)
 
     def close(self) -> None:
-        """End the request."""
         self._stop()
         super().close()
 

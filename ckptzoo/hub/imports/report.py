@@ -2,10 +2,11 @@
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ckptzoo.console import PrintedResult
 from ckptzoo.hub.imports.opened import OpenedSource
+from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.text import counted, excerpt, size
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ LEFT_OUT = "left out: "
 
 
 @dataclass(frozen=True)
-class ImportResult(PrintedResult):
+class ImportResult(PrintedResult, JsonFields, named={"adapter": "format", "nbytes": "bytes"}):
     """The result of an import.
 
     Parameters
@@ -58,23 +59,9 @@ class ImportResult(PrintedResult):
     seconds: float
     nbytes: int
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Document:
         """Every figure by name."""
-        return {
-            "to": self.to,
-            "source": self.source,
-            "format": self.adapter,
-            "zoos": dict(self.zoos),
-            "added": self.added,
-            "present": self.present,
-            "skipped": [dict(item) for item in self.skipped],
-            "passed_over": [dict(item) for item in self.passed_over],
-            "repeated": {first: list(others) for first, others in self.repeated.items()},
-            "notes": dict(self.notes),
-            "forms": dict(self.forms),
-            "seconds": round(self.seconds, 3),
-            "bytes": self.nbytes,
-        }
+        return {**super().to_json(), "seconds": round(self.seconds, 3)}
 
     def print(self, console: "Console | None" = None) -> None:
         """Print what was done, in a few lines.
@@ -111,18 +98,18 @@ class ImportResult(PrintedResult):
 
 
 def passed_over_files(
-    source: OpenedSource, adapter: str, found: Collection[str], reasons: Mapping[str, str]
+    source: OpenedSource, adapter: str, passed: Collection[str], reasons: Mapping[str, str]
 ) -> tuple[dict[str, str], ...]:
     """Return files that hold no network, those that were not opened, and those that no adapter sees, each with the
     reason.
 
-    ``found`` are paths of files that were taken for checkpoints; ``reasons`` are those of single files.
+    ``passed`` are paths of files that were taken for checkpoints; ``reasons`` are those of single files.
     """
     by_name = f"no checkpoint of the format `{adapter}`, by its name"
     by_form = {
         path: by_name if form.is_read or form.is_container else form.reason
         for path, form in source.forms.items()
-        if path not in source.opened and path not in found and path not in source.passed_over
+        if path not in source.opened and path not in passed and path not in source.passed_over
     }
     return tuple(
         {"file": path, "reason": text} for path, text in (source.passed_over | by_form | dict(reasons)).items()

@@ -21,7 +21,7 @@ from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.hub.contributions.evaluation import Factory, network_factory, trace_symmetry
-from ckptzoo.hub.imports.adapters import Adapter, Found, Options
+from ckptzoo.hub.imports.adapters import Adapter, FoundCheckpoints, Options
 from ckptzoo.hub.imports.adapters.adapter import (
     Broken,
     FoundArrays,
@@ -41,10 +41,10 @@ from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import LEFT_OUT, ImportResult, passed_over_files
 from ckptzoo.hub.imports.same_architecture import Saved
 from ckptzoo.hub.imports.same_source import file_unit, label_of, unit_with
-from ckptzoo.hub.imports.target import Arriving, Declaration, Target, check_folder, unit_of
+from ckptzoo.hub.imports.target import Declaration, NewCheckpoint, TargetZoos, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
-from ckptzoo.hub.untrusted.formats import Form
+from ckptzoo.hub.untrusted.formats import FileForm
 from ckptzoo.hub.untrusted.process import ReadingProcess
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import canonical
@@ -59,6 +59,7 @@ BATCH_FILES, BATCH_BYTES = 256, 64 * 2**20
 """Files that are read together; two such batches are in memory."""
 _MAX_LISTED = 20
 _MAX_NOTES, _MAX_FOLDERS = 200, 10_000
+# what is left out of files is counted by its text, where the number of entries differs from file to file
 _OPTIMISER = re.compile(r"(\w+\.)*(optim|optimi[sz]er)(_state(_dict)?)?: \d+ entr", re.IGNORECASE)
 
 
@@ -153,7 +154,7 @@ def import_zoo(
     license = licence_of(source, chosen, license)
     shape = None if input_shape is None else tuple(input_shape)
     declaration = Declaration(folder.name, names or {}, arch, shape, _tracer(module), license, dataset)
-    target = Target(folder, declaration, by_order=chosen.by_order)
+    target = TargetZoos(folder, declaration, by_order=chosen.by_order)
     defaults: Row = {"license": license} | ({"dataset": dataset} if dataset is not None else {})
     if scaling is not None:
         _check_scaling(scaling)
@@ -180,15 +181,9 @@ def import_zoo(
 
 
 def licence_of(source: str | Path, chosen: Adapter, license: str | None) -> str:
-    """The licence of rows: the one that was named, or that of the format.
-
-    Raises
-    ------
-    ZooError
-        There is none.
-    """
-    if (found := license or chosen.license) is not None:
-        return found
+    """Return the licence of rows, the one that was named or that of the format; raise ``ZooError`` without one."""
+    if (licence := license or chosen.license) is not None:
+        return licence
     step = "Give --license with the SPDX identifier that its authors name, or LicenseRef-unknown."
     got = f"none: the format `{chosen.name}` has no licence of its own"
     raise ZooError(Problem(str(source), "licence", "one", got, step))
@@ -235,6 +230,8 @@ def _with_tensors_of(arch: Architecture, factory: Factory) -> "nn.Module":
         return module
     from torch.nn import utils
 
+    # parametrizations are those of torch 1.9 and later; weight_norm and spectral_norm of before are hooks, and remove_*
+    # raises ValueError where a layer has no such hook
     for layer in module.modules():
         for name in list(getattr(layer, "parametrizations", {})):
             utils.parametrize.remove_parametrizations(layer, name)
@@ -261,7 +258,7 @@ class _Importer:
         self,
         source: OpenedSource,
         adapter: Adapter,
-        target: Target,
+        target: TargetZoos,
         defaults: Row,
         split_by: str | None,
         *,
@@ -287,6 +284,7 @@ class _Importer:
         """Import everything; what was read before an error is published."""
         with ExitStack() as stack:
             self.reader = Reader(stack.enter_context(ReadingProcess(Limits())), self.source.address)
+            # one thread each: parts have the source's order
             self.readers = stack.enter_context(ThreadPoolExecutor(1))
             self.writers = stack.enter_context(ThreadPoolExecutor(1))
             self._read_ahead: tuple[_Batch, Future[list[States | ZooError]]] | None = None
@@ -299,6 +297,8 @@ class _Importer:
                 self._check_found()
             except BaseException as error:
                 self._finish_quietly()
+                # a file that is refused says nothing against those before it; after a defect or an interrupt they are
+                # read again
                 if isinstance(error, ZooError):
                     self.target.commit()
                 else:
@@ -308,11 +308,11 @@ class _Importer:
 
     def _collect(self, options: Options, progress: Progress | None) -> None:
         total = self.source.nbytes
-        for found in self.adapter.checkpoints(self.source, options):
+        for item in self.adapter.checkpoints(self.source, options):
             if progress is not None:
                 progress(min(self.source.position, total), total)
             self._skip_broken()
-            self._take(found)
+            self._take(item)
         self._skip_broken()
         self._submit()
 
@@ -321,39 +321,38 @@ class _Importer:
         while self.source.broken:
             self._skip(*self.source.broken.pop(0))
 
-    def _take(self, found: Found | FoundArrays | PassedOver | Broken) -> None:
-        """Read a file into the batch."""
-        if isinstance(found, PassedOver):
-            self._passed_over[found.path] = found.reason
+    def _take(self, entry: FoundCheckpoints | FoundArrays | PassedOver | Broken) -> None:
+        if isinstance(entry, PassedOver):
+            self._passed_over[entry.path] = entry.reason
             return
-        self._found.update(() if isinstance(found, FoundArrays) else found.parts, (found.path,))
-        if isinstance(found, Broken):
-            self._skip(found.path, found.error)
+        self._found.update(() if isinstance(entry, FoundArrays) else entry.parts, (entry.path,))
+        if isinstance(entry, Broken):
+            self._skip(entry.path, entry.error)
             return
-        if isinstance(found, FoundArrays):
+        if isinstance(entry, FoundArrays):
             self._finish()
-            self._add_arrays(found)
+            self._add_arrays(entry)
             return
-        unit = file_unit(found, self.label)
+        unit = file_unit(entry, self.label)
         if unit in self._seen:
-            got = found.id or checkpoint_id(found.member, found.step)
-            self._refuse(found.path, "id" if found.id else "member and step", "each once", got)
+            got = entry.id or checkpoint_id(entry.member, entry.step)
+            self._refuse(entry.path, "id" if entry.id else "member and step", "each once", got)
             return
         self._seen.add(unit)
         if unit in self.target.units:
             self.present += 1
             return
         batch = self._batch
-        if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + found.size > BATCH_BYTES):
-            batch.ends_member = found.member != batch.found[-1][0][0].member or bool(found.id)
+        if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + entry.size > BATCH_BYTES):
+            batch.ends_member = entry.member != batch.found[-1][0][0].member or bool(entry.id)
             self._submit()
         try:
-            contents = found.read()
+            contents = entry.read()
         except ZooError as error:
-            self._skip(found.path, error)
+            self._skip(entry.path, error)
             return
-        files = [(found, contents)]
-        for other in found.others:
+        files = [(entry, contents)]
+        for other in entry.others:
             try:
                 files.append((other, other.read()))
             except ZooError as error:
@@ -390,31 +389,31 @@ class _Importer:
             self._finish()
 
     def _add_files(self, batch: _Batch, read: list[States | ZooError]) -> None:
-        checkpoints: list[tuple[Found, Arriving]] = []
+        checkpoints: list[tuple[FoundCheckpoints, NewCheckpoint]] = []
         answers = iter(read)
         for files in batch.found:
-            found, states, others = files[0][0], next(answers), list[tuple[str, str]]()
+            network_file, states, others = files[0][0], next(answers), list[tuple[str, str]]()
             if len(files) > 1:
-                found, states, others = self._one_of(
-                    [(found, states), *((file, next(answers)) for file, _ in files[1:])]
+                network_file, states, others = self._one_of(
+                    [(network_file, states), *((file, next(answers)) for file, _ in files[1:])]
                 )
             try:
                 if isinstance(states, ZooError):
                     raise states
                 self._note_left_out(states)
-                checkpoints_of_file = found.pick(states)
+                checkpoints_of_file = network_file.pick(states)
                 for note in dict.fromkeys(picked.note for picked in checkpoints_of_file if picked.note):
                     self._note(note)
-                made = [self._checkpoint(found, picked) for picked in checkpoints_of_file]
-                self._note_times(found, [item.row for item in made])
-                checkpoints += [(found, item) for item in made]
+                new = [self._checkpoint(network_file, picked) for picked in checkpoints_of_file]
+                self._note_times(network_file, [item.row for item in new])
+                checkpoints += [(network_file, item) for item in new]
             except NoNetworkError as error:
-                self._passed_over[found.path] = "; ".join(item.got for item in error.problems)
+                self._passed_over[network_file.path] = "; ".join(item.got for item in error.problems)
             except ZooError as error:
                 if not self.skip_bad and checkpoints:
                     self._add(checkpoints)
                     checkpoints = []
-                self._skip(found.path, error)
+                self._skip(network_file.path, error)
             for path, name in others:
                 if not self.skip_bad and checkpoints:
                     self._add(checkpoints)
@@ -426,33 +425,33 @@ class _Importer:
             self.target.end_member()
 
     def _one_of(
-        self, files: Sequence[tuple[Found, States | ZooError]]
-    ) -> tuple[Found, States | ZooError, list[tuple[str, str]]]:
+        self, files: Sequence[tuple[FoundCheckpoints, States | ZooError]]
+    ) -> tuple[FoundCheckpoints, States | ZooError, list[tuple[str, str]]]:
         """Return the first of several files of one network that holds it; what is known about the others is noted.
 
         The result is the file, what it holds, and the paths and ids of others that hold other networks.
         """
-        (found, states), others = files[0], list[tuple[str, str]]()
+        (file, states), others = files[0], list[tuple[str, str]]()
         for item, answer in files[1:]:
             is_none = isinstance(states, NoNetworkError)
             if isinstance(states, ZooError) and (is_none or self.skip_bad) and not isinstance(answer, ZooError):
                 if is_none:
-                    self._passed_over[found.path] = "; ".join(problem.got for problem in states.problems)
+                    self._passed_over[file.path] = "; ".join(problem.got for problem in states.problems)
                 else:
-                    self._skip(found.path, states)
+                    self._skip(file.path, states)
                 self._taken.add(item.path)
-                found, states = item, answer
+                file, states = item, answer
             elif isinstance(answer, ZooError):
                 self._passed_over[item.path] = "; ".join(problem.got for problem in answer.problems)
             elif not isinstance(states, ZooError):
                 differing, count = differences(states, answer)
-                if (differing or not count) and not are_surely_one(found.path, item.path):
+                if (differing or not count) and not are_surely_one(file.path, item.path):
                     self._taken.add(item.path)
                     others.append((item.path, item.id))
                 elif count:
                     known = f"other numbers in {differing} of {count} tensors" if differing else "the same numbers"
                     self._passed_over[item.path] = f"{self.source.reasons[item.path]}; it has {known}"
-        return found, states, others
+        return file, states, others
 
     def _note_left_out(self, states: Sequence[StateDict]) -> None:
         """Count what was left out of a file's networks, by what it is."""
@@ -464,11 +463,11 @@ class _Importer:
         if note in self.notes or len(self.notes) < _MAX_NOTES:
             self.notes[note] = self.notes.get(note, 0) + 1
 
-    def _note_times(self, found: Found, rows: Sequence[Row]) -> None:
+    def _note_times(self, file: FoundCheckpoints, rows: Sequence[Row]) -> None:
         """Remember when the files of a folder were saved, so that those of one run can be told from members."""
-        if not found.id or len(self._times) >= _MAX_FOLDERS:
+        if not file.id or len(self._times) >= _MAX_FOLDERS:
             return
-        folder = self._times.setdefault(found.path.rpartition("/")[0], {})
+        folder = self._times.setdefault(file.path.rpartition("/")[0], {})
         for row in rows:
             time = row.get("epoch", row.get("step"))
             if time is not None and len(folder) < _MAX_LISTED:
@@ -508,26 +507,26 @@ class _Importer:
         step = form.next_step if form is not None and form.next_step and not form.is_read else step
         raise ZooError(Problem(self.source.address, "networks", "at least one", got or "no files", step))
 
-    def _checkpoint(self, found: Found, picked: Picked) -> Arriving:
-        row: Row = {**self.defaults, **found.row, **picked.row}
+    def _checkpoint(self, file: FoundCheckpoints, picked: Picked) -> NewCheckpoint:
+        row: Row = {**self.defaults, **file.row, **picked.row}
         row["extra"] = merged(
             self.defaults.get("extra", {}),
-            found.row.get("extra", {}),
+            file.row.get("extra", {}),
             picked.row.get("extra", {}),
-            {"file": found.path},
+            {"file": file.path},
         )
         own = {key: row.pop(key, None) for key in (OWN_ID, OWN_MEMBER, OWN_ARCHITECTURE)}
-        row["id"] = checkpoint_id(found.id or found.member, None if found.id else found.step, picked.suffix)
+        row["id"] = checkpoint_id(file.id or file.member, None if file.id else file.step, picked.suffix)
         if own[OWN_ID] is not None and not picked.suffix and self._is_free(own[OWN_ID]):
             row |= {"id": own[OWN_ID], "member": own[OWN_MEMBER]}
-        row.setdefault("member", checkpoint_id(found.id or found.member, None, picked.suffix))
-        if found.step is not None:
-            row.setdefault("step", found.step)
-        row["unit"] = unit_with(file_unit(found, self.label), picked)
+        row.setdefault("member", checkpoint_id(file.id or file.member, None, picked.suffix))
+        if file.step is not None:
+            row.setdefault("step", file.step)
+        row["unit"] = unit_with(file_unit(file, self.label), picked)
         row["source"] = self.label
         self.target.name_apart(row)
         saved = Saved(picked.tensors, picked.ties, picked.buffers)
-        return Arriving(saved, row, picked.gaussian, self._label(row, found.path), own[OWN_ARCHITECTURE])
+        return NewCheckpoint(saved, row, picked.gaussian, self._label(row, file.path), own[OWN_ARCHITECTURE])
 
     def _is_free(self, id: str) -> bool:
         """Whether no other checkpoint of this source has an id, which is taken then."""
@@ -550,11 +549,11 @@ class _Importer:
             raise ZooError(Problem(location, f"--split-by {self.split_by}", "a value", "none", step))
         return identifier(f"{last}-{value if isinstance(value, str | int | float) else json.dumps(value)}")
 
-    def _add(self, checkpoints: list[tuple[Found, Arriving]]) -> None:
+    def _add(self, checkpoints: list[tuple[FoundCheckpoints, NewCheckpoint]]) -> None:
         """Add the checkpoints of a batch; with ``skip_bad`` those that do not fit are left out alone."""
-        paths = {id(item): found.path for found, item in checkpoints}
+        paths = {id(item): file.path for file, item in checkpoints}
 
-        def refuse(item: Arriving, error: ZooError) -> None:
+        def refuse(item: NewCheckpoint, error: ZooError) -> None:
             self._skip(paths[id(item)], error)
 
         added = self.target.add([item for _, item in checkpoints], refuse if self.skip_bad else None)
@@ -567,20 +566,20 @@ class _Importer:
         if first != name:
             self.repeated.setdefault(first, []).append(name)
 
-    def _add_arrays(self, found: FoundArrays) -> None:
+    def _add_arrays(self, arrays: FoundArrays) -> None:
         rows: list[Row] = []
         kept: list[int] = []
-        for number, (member, step, columns) in enumerate(zip(found.members, found.steps, found.rows, strict=True)):
+        for number, (member, step, columns) in enumerate(zip(arrays.members, arrays.steps, arrays.rows, strict=True)):
             unit = unit_of(self.label, member, step)
             if unit in self.target.units:
                 self.present += 1
                 continue
             if unit in self._seen:
-                self._refuse(found.path, "member and step", "each once", checkpoint_id(member, step))
+                self._refuse(arrays.path, "member and step", "each once", checkpoint_id(member, step))
                 continue
             self._seen.add(unit)
             extra = merged(
-                self.defaults.get("extra", {}), columns.get("extra", {}), {"file": found.path.partition("[")[0]}
+                self.defaults.get("extra", {}), columns.get("extra", {}), {"file": arrays.path.partition("[")[0]}
             )
             row: Row = {**self.defaults, **columns, "extra": extra, "unit": unit, "source": self.label}
             row |= {"id": checkpoint_id(member, step), "member": member}
@@ -591,10 +590,10 @@ class _Importer:
             kept.append(number)
         if not kept:
             return
-        tensors = dict(found.tensors)
-        if len(kept) < len(found.members):
+        tensors = dict(arrays.tensors)
+        if len(kept) < len(arrays.members):
             tensors = {name: array[kept] for name, array in tensors.items()}
-        self.target.add_stacked(tensors, rows, self._label(rows[0], found.path))
+        self.target.add_stacked(tensors, rows, self._label(rows[0], arrays.path))
         for number, row in enumerate(rows):
             self._note_repeated(_digest(array[number] for array in tensors.values()), row["id"])
         self.added += len(rows)
@@ -610,7 +609,7 @@ class _Importer:
         self.skipped.append({"file": path, "problem": str(error)})
 
 
-def _order(form: Form | None) -> int:
+def _order(form: FileForm | None) -> int:
     """Return a file's rank among those of which none is read: networks of other programs, others, texts."""
     return 1 if form is None or form.is_read else 2 if form.is_text else 0 if form.next_step else 1
 

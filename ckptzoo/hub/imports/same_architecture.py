@@ -86,9 +86,9 @@ def fit(saved: Saved, arch: Architecture, table: Mapping[str, str]) -> Fit | Non
     """Fit a state dict to an architecture; None where it does not fit. ``table`` maps old to new names."""
     for left_out in _second_names(saved):
         shapes = {name: array.shape for name, array in saved.tensors.items() if name not in left_out}
-        found = fitting_names(shapes, arch, table)
-        if found is not None and (made := _fit(saved, arch, *found, left_out)) is not None:
-            return made
+        names = fitting_names(shapes, arch, table)
+        if names is not None and (fitted := _fit(saved, arch, *names, left_out)) is not None:
+            return fitted
     return None
 
 
@@ -111,8 +111,8 @@ def _fit(
         equal += [(given[0], other) for other in given[1:]]
     known = {name for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
     counters = tuple(old for new, old in by_new.items() if new not in known)
-    made = Fit(own_names, tuple(equal), counters, note)
-    return made if made.holds(saved.tensors) else None
+    fitted = Fit(own_names, tuple(equal), counters, note)
+    return fitted if fitted.holds(saved.tensors) else None
 
 
 def is_like(array: NDArray[Any], tensor: Tensor) -> bool:
@@ -128,13 +128,15 @@ def kinds_of(items: Sequence[tuple[str, Shape, str]]) -> list[tuple[Shape, str]]
     return [(_loose(shape), _family(dtype)) for name, shape, dtype in items if not name.endswith(COUNTER)]
 
 
-def in_architecture(tensors: Tensors, made: Fit, arch: Architecture) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+def in_architecture(
+    tensors: Tensors, fitted: Fit, arch: Architecture
+) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Return the tensors of a zoo that a state dict has, and what was changed, for ``extra``."""
     arrays: dict[str, NDArray[Any]] = {}
     stored: dict[str, str] = {}
     missing: list[str] = []
     for tensor in arch.tensors:
-        own = made.own_names[tensor.name]
+        own = fitted.own_names[tensor.name]
         dtype = numpy_dtype(tensor.dtype)
         if own is None:
             missing.append(tensor.name)
@@ -143,6 +145,7 @@ def in_architecture(tensors: Tensors, made: Fit, arch: Architecture) -> tuple[di
         array = tensors[own]
         if array.dtype != dtype:
             stored[tensor.name] = _dtype_name(array.dtype)
+            # the cast of NaN to an integer is undefined in C
             array = (np.nan_to_num(np.rint(array)) if dtype.kind in "iu" else array).astype(dtype)
         arrays[tensor.name] = array if array.shape == tensor.shape else array.reshape(tensor.shape)
     facts: dict[str, Any] = {}
@@ -151,8 +154,8 @@ def in_architecture(tensors: Tensors, made: Fit, arch: Architecture) -> tuple[di
         facts["stored_dtype"] = next(iter(stored.values())) if is_whole else stored
     if missing:
         facts["counters_set_to_0"] = missing
-    if made.counters:
-        facts["counters"] = {name: int(tensors[name].reshape(-1)[0]) for name in made.counters if tensors[name].size}
+    if fitted.counters:
+        facts["counters"] = {name: int(tensors[name].reshape(-1)[0]) for name in fitted.counters if tensors[name].size}
     return arrays, facts
 
 
@@ -190,8 +193,6 @@ def is_causal(array: NDArray[Any]) -> bool:
     Its matrix is square, has at least two rows, and holds one value up to the diagonal and another one above it, of
     which one is 0 or minus infinity.
 
-    Examples
-    --------
     >>> is_causal(np.tril(np.ones((1, 1, 4, 4)))), is_causal(np.eye(4))
     (True, False)
     """
@@ -212,18 +213,18 @@ def is_causal(array: NDArray[Any]) -> bool:
 def _every_tensor(several: Sequence[Saved]) -> dict[str, NDArray[Any]]:
     """Return an example of each tensor, in the order of the largest state dict; others keep their place in theirs."""
     ordered = sorted(several, key=lambda saved: -len(saved.tensors))
-    found = dict(ordered[0].tensors)
+    examples = dict(ordered[0].tensors)
     for saved in ordered[1:]:
-        if saved.tensors.keys() <= found.keys():
+        if saved.tensors.keys() <= examples.keys():
             continue
-        names, before = list(found), ""
+        names, before = list(examples), ""
         for name, array in saved.tensors.items():
-            if name not in found:
+            if name not in examples:
                 names.insert(names.index(before) + 1 if before else 0, name)
-                found[name] = array
+                examples[name] = array
             before = name
-        found = {name: found[name] for name in names}
-    return found
+        examples = {name: examples[name] for name in names}
+    return examples
 
 
 def of_one(first: Saved, others: Sequence[Saved]) -> list[Saved]:
@@ -247,16 +248,16 @@ def ties_of(several: Sequence[Saved]) -> dict[str, str]:
     modules that share no others: networks that are copies of one another, such as an average and what it averages
     before the first step, are equal in all their tensors.
     """
-    found: dict[str, str] = {}
+    ties: dict[str, str] = {}
     for saved in several:
         for name, first in (*saved.ties.items(), *_equal_matrices(saved.tensors).items()):
-            found.setdefault(name, first)
-    for name, first in list(found.items()):
+            ties.setdefault(name, first)
+    for name, first in list(ties.items()):
         both = [saved.tensors for saved in several if name in saved.tensors and first in saved.tensors]
         if not both or not all(are_equal(tensors[name], tensors[first]) for tensors in both):
-            del found[name]
+            del ties[name]
     # of three names, the third is tied to the first
-    return {name: found.get(first, first) for name, first in found.items()}
+    return {name: ties.get(first, first) for name, first in ties.items()}
 
 
 def _equal_matrices(tensors: Tensors) -> dict[str, str]:
@@ -277,20 +278,20 @@ def _equal_matrices(tensors: Tensors) -> dict[str, str]:
             # tables of zeros and ones, such as causal masks, and what was not trained yet are alike in many layers
             if is_equal and not bool(((one == 0) | (one == 1) | (one == one.flat[0])).all()):
                 pairs.setdefault(_where(first, other), []).append((first, other))
-    found: dict[str, str] = {}
+    ties: dict[str, str] = {}
     for (one, two), equal in pairs.items():
         if len(equal) == 1 and not is_copy_name(one) and not is_copy_name(two):
-            found.setdefault(equal[0][1], equal[0][0])
-    return found
+            ties.setdefault(equal[0][1], equal[0][0])
+    return ties
 
 
 def _where(first: str, other: str) -> tuple[str, str]:
     """Return two names without the last words that they share."""
-    one, two = first.split("."), other.split(".")
-    while one and two and one[-1] == two[-1]:
-        one.pop()
-        two.pop()
-    return ".".join(one), ".".join(two)
+    words, other_words = first.split("."), other.split(".")
+    while words and other_words and words[-1] == other_words[-1]:
+        words.pop()
+        other_words.pop()
+    return ".".join(words), ".".join(other_words)
 
 
 def are_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
@@ -312,9 +313,11 @@ def widest(dtypes: Sequence[str]) -> str | None:
     if len({_family(name) for name in names}) > 1:
         return None
     if _family(names[0]) == "float":
+        # neither of float16 and bfloat16 holds the numbers of the other
         return "float64" if "float64" in names else "float32"
-    found = np.result_type(*names).name
-    return found if found in ITEMSIZE and _family(found) == "int" else None
+    # numpy takes int64 and uint64 together to float64, which holds neither
+    common = np.result_type(*names).name
+    return common if common in ITEMSIZE and _family(common) == "int" else None
 
 
 @lru_cache(maxsize=64)

@@ -10,11 +10,11 @@ from itertools import count
 from pathlib import Path
 
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.imports.adapters import Adapter, Found, Options
+from ckptzoo.hub.imports.adapters import Adapter, FoundCheckpoints, Options
 from ckptzoo.hub.imports.adapters.adapter import FoundArrays, Picked
 from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.imports.reading import Reader
-from ckptzoo.hub.imports.target import Target, unit_of
+from ckptzoo.hub.imports.target import TargetZoos, unit_of
 from ckptzoo.hub.untrusted.runs import identifier
 
 _COMPARED, _COMPARED_AFAR, _IN_ORDER = 32, 4, 64
@@ -25,7 +25,7 @@ _COMPARED_BYTES = 64 * 2**20
 """Bytes of a file that is compared where others were."""
 
 
-def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: Target, reader: Reader) -> str:
+def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: TargetZoos, reader: Reader) -> str:
     """Return the name that a source has in a zoo, or one that no other source has there.
 
     It is the last part of the source's address; with the one before it where another source has that; then with a
@@ -48,31 +48,32 @@ def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: T
 
 def _labels(source: OpenedSource) -> Iterator[str]:
     yield source.name
-    place = source.repository.partition(" at ")[0] or source.address.partition("?")[0]
-    parts = [part for part in place.partition("://")[2].split("/") if part]
-    parent = Path(place).resolve().parent.name if "://" not in place else parts[-2] if len(parts) > 1 else ""
+    repository = source.repository.partition(" at ")[0] or source.address.partition("?")[0]
+    parts = [part for part in repository.partition("://")[2].split("/") if part]
+    parent = Path(repository).resolve().parent.name if "://" not in repository else parts[-2] if len(parts) > 1 else ""
     longer = f"{parent.partition('@')[0]}/{source.name}" if parent else source.name
     yield longer
     yield from (f"{longer}-{number}" for number in count(2))
 
 
 def _is_same(
-    source: OpenedSource, label: str, adapter: Adapter, options: Options, target: Target, reader: Reader
+    source: OpenedSource, label: str, adapter: Adapter, options: Options, target: TargetZoos, reader: Reader
 ) -> bool | None:
     """Whether a source is the one that a label stands for; None where they have no file in common."""
     equal = differing = met = 0
     try:
-        for found in adapter.checkpoints(source, options):
-            if not isinstance(found, Found | FoundArrays):
+        for entry in adapter.checkpoints(source, options):
+            if not isinstance(entry, FoundCheckpoints | FoundArrays):
                 continue
-            for item in _items(found, label, target):
+            for item in _items(entry, label, target):
                 met += 1
                 most = _COMPARED if source.is_local else _COMPARED_AFAR
+                # a power of two shares no bit with the number before it
                 if met > most and (not source.is_local or met & (met - 1)):
                     continue
-                if isinstance(found, Found) and found.size > _COMPARED_BYTES and equal + differing:
+                if isinstance(entry, FoundCheckpoints) and entry.size > _COMPARED_BYTES and equal + differing:
                     continue
-                is_equal = _holds(found, item, label, target, reader)
+                is_equal = _holds(entry, item, label, target, reader)
                 equal, differing = equal + (is_equal is True), differing + (is_equal is False)
             if source.in_order and met >= _IN_ORDER:
                 break
@@ -82,35 +83,37 @@ def _is_same(
     return equal > differing if equal + differing else None
 
 
-def _items(found: Found | FoundArrays, label: str, target: Target) -> Iterator[int]:
+def _items(entry: FoundCheckpoints | FoundArrays, label: str, target: TargetZoos) -> Iterator[int]:
     """Yield the places of the checkpoints in a file, or of those in arrays, that a zoo has under a label."""
-    if isinstance(found, Found):
-        if file_unit(found, label) in target.units:
+    if isinstance(entry, FoundCheckpoints):
+        if file_unit(entry, label) in target.units:
             yield 0
         return
-    for at, (member, step) in enumerate(zip(found.members, found.steps, strict=True)):
+    for at, (member, step) in enumerate(zip(entry.members, entry.steps, strict=True)):
         if unit_of(label, member, step) in target.units:
             yield at
 
 
-def _holds(found: Found | FoundArrays, at: int, label: str, target: Target, reader: Reader) -> bool | None:
+def _holds(
+    entry: FoundCheckpoints | FoundArrays, at: int, label: str, target: TargetZoos, reader: Reader
+) -> bool | None:
     """Whether the zoo has the numbers of a file; None where that is unknown."""
-    if isinstance(found, FoundArrays):
-        picked = Picked("", {name: array[at] for name, array in found.tensors.items()})
-        return target.holds(picked, unit_of(label, found.members[at], found.steps[at]))
+    if isinstance(entry, FoundArrays):
+        picked = Picked("", {name: array[at] for name, array in entry.tensors.items()})
+        return target.holds(picked, unit_of(label, entry.members[at], entry.steps[at]))
     try:
-        (states,) = reader.read([(found, found.read())])
+        (states,) = reader.read([(entry, entry.read())])
         if isinstance(states, ZooError):
             return None
-        results = [target.holds(picked, unit_with(file_unit(found, label), picked)) for picked in found.pick(states)]
+        results = [target.holds(picked, unit_with(file_unit(entry, label), picked)) for picked in entry.pick(states)]
     except ZooError:
         return None
     return None if all(result is None for result in results) else False not in results
 
 
-def file_unit(found: Found, label: str) -> str:
+def file_unit(file: FoundCheckpoints, label: str) -> str:
     """Return the unit of a file: that of the same file in another archive of the same name is the same."""
-    return unit_of(label, found.id or found.member, None if found.id else found.step)
+    return unit_of(label, file.id or file.member, None if file.id else file.step)
 
 
 def unit_with(unit: str, picked: Picked) -> str:

@@ -10,6 +10,7 @@ from ckptzoo.hub.imports.opened import OpenedFile
 from ckptzoo.hub.imports.sources import SourceFile
 from ckptzoo.hub.untrusted import Limits
 
+# huggingface_hub and transformers pad the numbers to five digits.
 _SHARD = re.compile(
     r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>(?:\.\w+)?\.(?:safetensors|bin|pt|pth|msgpack|h5))",
     re.IGNORECASE,
@@ -75,7 +76,7 @@ class Shards:
             again = SourceFile(file.path, file.size, reopen)
             shards[number] = _Shard(file.path, file.size, lambda: again.read(limit))
         else:
-            nbytes = file.size + sum(shard.size for held in self._held.values() for shard in held.values())
+            nbytes = file.size + sum(shard.size for network in self._held.values() for shard in network.values())
             if nbytes > limit:
                 step = "Import its networks one after another."
                 expected = f"at most {limit} bytes"

@@ -15,7 +15,7 @@ from typing import IO, Any, NoReturn, cast
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.packed import PACKED, first_bytes, unpacked
-from ckptzoo.hub.imports.tar import Paths, TarReader
+from ckptzoo.hub.imports.tar import ArchivePaths, TarReader
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, is_tar
 from ckptzoo.hub.untrusted.forms import form_of
 from ckptzoo.text import excerpt
@@ -53,7 +53,6 @@ class SourceFile:
 
     @property
     def name(self) -> str:
-        """The last part of the path."""
         return self.path.rpartition("/")[2]
 
     @property
@@ -74,7 +73,7 @@ class SourceFile:
 
 
 @dataclass(frozen=True)
-class Blob:
+class WholeSource:
     """The bytes of a source that is one file, here or on another machine.
 
     ``open`` gives a stream from the start, which can seek; ``address`` is for messages; with ``is_local`` several
@@ -88,32 +87,18 @@ class Blob:
     is_local: bool = True
 
     @classmethod
-    def of(cls, path: Path) -> "Blob":
-        """Return the bytes of a local file."""
+    def of(cls, path: Path) -> "WholeSource":
         return cls(str(path), path.resolve().name, path.stat().st_size, _opener(path))
 
 
-class Source(ABC):
+class ImportSource(ABC):
     """A source whose files can be read from first to last any number of times.
 
-    Attributes
-    ----------
-    name
-        the folder's or the archive's name without suffixes: the same for a folder and an archive of it.
-    nbytes
-        bytes in all, as ``position`` counts them.
-    position
-        bytes that the last pass has read or skipped.
-    is_local
-        whether looking into a file costs no request.
-    is_reopened
-        whether a file may be opened again during a pass.
-    in_order
-        whether all of it has to be read to know its files.
-    dangling
-        paths of links that lead to no file.
-    repository
-        the address of the hub's repository that it is, or is in; empty where there is none.
+    ``name`` is the folder's or the archive's name without suffixes, the same for a folder and an archive of it.
+    ``nbytes`` are bytes in all, as ``position`` counts those that the last pass has read or skipped. ``is_local`` says
+    that looking into a file costs no request, ``is_reopened`` that a file may be opened again during a pass,
+    ``in_order`` that all of it has to be read to know its files. ``dangling`` has the paths of links that lead to no
+    file; ``repository`` is the address of the hub's repository that it is or is in, empty where there is none.
     """
 
     is_local = True
@@ -130,17 +115,17 @@ class Source(ABC):
         """Iterate over all files: folders and zip archives in order of their paths, tar archives in their own."""
 
 
-def open_path(path: Path) -> Source:
+def open_path(path: Path) -> ImportSource:
     """Open a local folder, archive or file; raise ``ZooError`` where nothing is there."""
     if path.is_dir():
         return FolderSource(path)
     if not path.is_file():
         step = "Give a folder, an archive (.tar .tgz .tar.xz .zip), a checkpoint file, or an address https:// or hf://."
         raise ZooError(Problem(str(path), "source", "a folder or a file", "nothing", step))
-    return open_blob(Blob.of(path))
+    return open_blob(WholeSource.of(path))
 
 
-def open_blob(blob: Blob) -> Source:
+def open_blob(blob: WholeSource) -> ImportSource:
     """Return an archive, by its content, or a single file."""
 
     def inner_head(form: str) -> bytes:
@@ -188,11 +173,12 @@ def natural(path: str) -> tuple[list[Any], str]:
     >>> sorted(["fold_10/a", "fold_2/a", "fold_2"], key=natural)
     ['fold_2', 'fold_2/a', 'fold_10/a']
     """
+    # int() refuses texts of more than 4,300 digits
     parts = re.split(r"([0-9]{1,18})", path)
     return [int(part) if place % 2 else part for place, part in enumerate(parts)], path
 
 
-class FolderSource(Source):
+class FolderSource(ImportSource):
     """A folder and those inside it, ``sizes`` in bytes by path; links to files are followed, those to folders are
     not.
     """
@@ -201,10 +187,10 @@ class FolderSource(Source):
 
     def __init__(self, path: Path) -> None:
         self._dangling = list[str]()
-        found = dict(self._walk(path, ""))
-        super().__init__(str(path), path.resolve().name, sum(found.values()))
+        files = dict(self._walk(path, ""))
+        super().__init__(str(path), path.resolve().name, sum(files.values()))
         self.dangling = tuple(sorted(self._dangling))
-        self._path, self.sizes = path, {name: found[name] for name in sorted(found, key=natural)}
+        self._path, self.sizes = path, {name: files[name] for name in sorted(files, key=natural)}
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[tuple[str, int]]:
         """Yield the files below a folder, with their sizes."""
@@ -212,6 +198,7 @@ class FolderSource(Source):
             for entry in entries:
                 path = f"{prefix}{entry.name}"
                 try:
+                    # links to folders may lead back to one above them
                     if entry.is_dir(follow_symlinks=False):
                         yield from self._walk(Path(entry.path), f"{path}/")
                     elif entry.is_file():
@@ -240,12 +227,12 @@ def _opener(path: Path) -> Callable[[], IO[bytes]]:
     return lambda: path.open("rb")
 
 
-class FileSource(Source):
+class FileSource(ImportSource):
     """A single file."""
 
     is_reopened = True
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: WholeSource) -> None:
         super().__init__(blob.address, blob.name, blob.size)
         self._blob = blob
 
@@ -255,12 +242,12 @@ class FileSource(Source):
         self.position = self.nbytes
 
 
-class ZipSource(Source):
+class ZipSource(ImportSource):
     """A zip archive; ``sizes`` are in bytes by path, once a pass has begun."""
 
     is_reopened = True
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: WholeSource) -> None:
         super().__init__(blob.address, blob.name, blob.size)
         self._blob = blob
         self.sizes = dict[str, int]()
@@ -271,6 +258,7 @@ class ZipSource(Source):
             limited = _ZipBytes(packed, self.address)
             try:
                 archive = zipfile.ZipFile(cast("IO[bytes]", limited))
+            # NotImplementedError: a version or a compression that zipfile does not know
             except (zipfile.BadZipFile, NotImplementedError, ValueError) as error:
                 got = f"{type(error).__name__}: {error}"
                 _refuse(self.address, "archive", "a whole zip archive", got, _FETCH_AGAIN)
@@ -278,7 +266,7 @@ class ZipSource(Source):
             total = sum(info.file_size for info in archive.infolist())
             if total > max(_ALWAYS_ALLOWED, _EXPANSION * self.nbytes):
                 _refuse_expansion(self.address, archive.infolist()[0].filename, total, self.nbytes)
-            paths = Paths(self.address)
+            paths = ArchivePaths(self.address)
             infos = sorted(archive.infolist(), key=lambda item: natural(item.filename))
             self.sizes = {info.filename.removeprefix("./"): info.file_size for info in infos if not info.is_dir()}
             for info in infos:
@@ -288,13 +276,14 @@ class ZipSource(Source):
                     self.position += info.compress_size
         self.position = self.nbytes
 
-    def _checked(self, info: zipfile.ZipInfo, paths: Paths) -> str:
+    def _checked(self, info: zipfile.ZipInfo, paths: ArchivePaths) -> str:
         """Return a member's path, once its entry in the directory is checked."""
         path = _checked_path(info.filename, self.address)
         paths.add(path, self.nbytes)
         if info.flag_bits & _ENCRYPTED:
             step = "Decrypt the archive, and import that."
             _refuse(self.address, f"member {excerpt(path)!r}", "unencrypted bytes", "an encrypted one", step)
+        # zipfile gives no more bytes of a member than its entry says, so that checking entries bounds what is read
         if info.file_size > max(_ALWAYS_ALLOWED, _EXPANSION * info.compress_size):
             _refuse_expansion(self.address, path, info.file_size, info.compress_size)
         return path
@@ -309,12 +298,12 @@ class ZipSource(Source):
         return open_member
 
 
-class TarSource(Source):
+class TarSource(ImportSource):
     """A tar archive, as it is or packed, read in its own order."""
 
     in_order = True
 
-    def __init__(self, blob: Blob) -> None:
+    def __init__(self, blob: WholeSource) -> None:
         super().__init__(blob.address, blob.name, blob.size)
         self._blob = blob
 
@@ -335,7 +324,7 @@ def tar_files(stream: IO[bytes], consumed: Callable[[], int], location: str) -> 
 
     ``consumed`` returns how many bytes of the packed archive were used; ``location`` is for messages.
     """
-    paths = Paths(location)
+    paths = ArchivePaths(location)
     for member in TarReader(stream, location):
         position = consumed()
         if member.end > max(_ALWAYS_ALLOWED, _EXPANSION * max(position, _READ_BYTES)):
@@ -358,7 +347,6 @@ class _ZipBytes:
         self.seek, self.tell, self.seekable, self.close = packed.seek, packed.tell, packed.seekable, packed.close
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most ``size`` bytes."""
         if self.opened:
             return self._packed.read(size)
         data = self._packed.read(_DIRECTORY_BYTES + 1 if size < 0 else min(size, _DIRECTORY_BYTES + 1))
@@ -378,13 +366,11 @@ class _Checked(io.RawIOBase, IO[bytes]):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer; return the number of bytes."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def read(self, size: int = -1) -> bytes:
-        """Return at most ``size`` bytes."""
         try:
             return self._stream.read(size)
         except (zipfile.BadZipFile, EOFError, zlib.error) as error:
@@ -400,6 +386,7 @@ def _checked_path(name: str, location: str) -> str:
     if len(name) > _MAX_PATH:
         got = f"{len(name)} characters, {excerpt(name, 40)!r}"
         _refuse(location, "member", f"a path of at most {_MAX_PATH}", got, "Do not use this archive.")
+    # others would unpack such members outside of their folder (CWE-22), on Windows by backslashes and drives too
     path = name.removeprefix("./")
     parts = path.split("/")
     if not path.isprintable() or "\\" in path or any(part in ("", ".", "..") for part in parts) or ":" in parts[0]:

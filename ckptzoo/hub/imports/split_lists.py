@@ -81,8 +81,8 @@ def import_split(
         data = bytes_of(file)
         column, parts = _json_parts(file) if _is_json(data) else _table(file)
     _refuse_repeated(parts)
-    by, found = _resolved(Path(path), column, parts)
-    return write_split(path, name, found, by=by, allow_shared_members=allow_shared_members)
+    by, names_by_part = _resolved(Path(path), column, parts)
+    return write_split(path, name, names_by_part, by=by, allow_shared_members=allow_shared_members)
 
 
 @checked
@@ -154,6 +154,7 @@ def _numbers(file: Path, count: int, *, header: bool) -> list[int]:
     first = {}
     numbers: list[int] = []
     for line, text in lines[1 if header else 0 :]:
+        # isdigit() holds for digits of all scripts and for superscripts, of which int() refuses the latter
         if not text.isascii() or not text.isdigit():
             step = "The first line may be a header: say so with header=True (--header)." if line == 1 else _STEP
             raise ZooError(Problem(str(file), f"line {line}", "the number of a checkpoint", repr(text)[:80], step))
@@ -229,6 +230,7 @@ def _json_parts(file: Path) -> tuple[str | None, _Lists]:
 
 def _table(file: Path) -> tuple[str, _Lists]:
     """Return the kind of the names, and the names of every part."""
+    # without strict, csv passes over quotes that do not end
     rows = csv.reader(_text(file), strict=True)
     try:
         head = [text.strip().lower() for text in next(rows, [])]
@@ -270,13 +272,13 @@ def _resolved(path: Path, column: str | None, parts: _Lists) -> tuple[str, dict[
     for kind in (ID, MEMBER, _PATH) if column is None else (column,):
         if kind == _PATH:
             known = _by_path(rows)
-            found = {entry.name: _ids_at(entry.name, known) for entry in entries}
+            ids = {entry.name: _ids_at(entry.name, known) for entry in entries}
         else:
             names = set(rows.columns([kind])[kind].to_pylist())
-            found = {entry.name: [entry.name] if entry.name in names else [] for entry in entries}
-        missing = next((entry for entry in entries if not found[entry.name]), None)
+            ids = {entry.name: [entry.name] if entry.name in names else [] for entry in entries}
+        missing = next((entry for entry in entries if not ids[entry.name]), None)
         if missing is None:
-            lists = {part: [id for entry in listed for id in found[entry.name]] for part, listed in parts.items()}
+            lists = {part: [id for entry in listed for id in ids[entry.name]] for part, listed in parts.items()}
             return (MEMBER if kind == MEMBER else ID), lists
         unknown[kind] = missing
     kind, entry = next(iter(unknown.items()))
@@ -291,11 +293,11 @@ def _by_path(rows: Selection) -> dict[str, list[str]]:
         columns = rows.columns(["id", "extra.file"])
     except UnknownNameError:  # none was imported
         return {}
-    found: dict[str, list[str]] = {}
+    by_path: dict[str, list[str]] = {}
     for id, file in zip(*(column.to_pylist() for column in columns.columns), strict=True):
         if file is not None:
-            found.setdefault(file, []).append(id)
-    return found
+            by_path.setdefault(file, []).append(id)
+    return by_path
 
 
 def _ids_at(path: str, known: Mapping[str, Sequence[str]]) -> list[str]:

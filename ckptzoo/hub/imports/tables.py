@@ -34,6 +34,7 @@ def read_table(data: bytes, location: str) -> list[dict[str, Any]]:
     """
     lines = text_of(data, location)
     try:
+        # without strict, csv passes over quotes that do not end
         rows = list(csv.DictReader(lines, strict=True))
     except csv.Error as error:
         raise ZooError(Problem(location, "table", "CSV", f"{error}"[:200], "Correct or remove it.")) from None
@@ -48,6 +49,7 @@ def text_of(data: bytes, location: str) -> io.StringIO:
     if data.startswith(b"\x1f\x8b"):
         data = _unpacked(data, location)
     try:
+        # spreadsheets begin a text with a byte order mark
         return io.StringIO(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ZooError(Problem(location, "text", "UTF-8", f"{error}"[:200], "Correct or remove it.")) from None
@@ -69,17 +71,17 @@ def read_by_path(data: bytes, location: str) -> dict[str, dict[str, Any]]:
 
     Raises ``ZooError`` where there is no such column, or two rows are about one path.
     """
-    found: dict[str, dict[str, Any]] = {}
+    rows_by_path: dict[str, dict[str, Any]] = {}
     for line, row in enumerate(read_table(data, location), start=2):
         column = next((name for name in ("path", "file") if name in row), None)
         if column is None:
             got = ", ".join(row)[:160] or "none"
             raise ZooError(Problem(location, f"line {line}: column", "path", got, "Name the files in a column path."))
         path = str(row.pop(column))
-        if path in found:
+        if path in rows_by_path:
             raise ZooError(Problem(location, "path", "each once", f"{path[:80]!r} twice", "Remove one of the rows."))
-        found[path] = row
-    return found
+        rows_by_path[path] = row
+    return rows_by_path
 
 
 def number(text: str) -> Any:
@@ -116,8 +118,6 @@ def read_layout(data: bytes, location: str) -> tuple[Slice, ...]:
     ``end_idx`` may be that of the last number or the one behind it. Raises ``ZooError`` where columns are
     missing, tensors overlap or leave gaps, or a shape is not as large as its range.
 
-    Examples
-    --------
     >>> text = b"varname,start_idx,end_idx,shape\nb:0,0,2,(2,)\nw:0,2,6,\"(2, 2)\""
     >>> [(item.name, item.start, item.stop, item.shape) for item in read_layout(text, "layout.csv")]
     [('b:0', 0, 2, (2,)), ('w:0', 2, 6, (2, 2))]

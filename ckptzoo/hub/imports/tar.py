@@ -58,7 +58,6 @@ class TarMember(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer with the next bytes; return their number."""
         data = self._reader.take(min(len(buffer), self.left))
         buffer[: len(data)] = data
         self.left -= len(data)
@@ -101,7 +100,7 @@ class TarReader:
 
     def _next(self) -> TarMember | None:
         """Return the next member; None after the last."""
-        found: dict[bytes, bytes] = {}
+        headers: dict[bytes, bytes] = {}
         fields, total = dict(self._fields), 0
         while (info := self._header()) is not None and info.type in _EXTENSIONS:
             total += BLOCK + info.size
@@ -115,16 +114,16 @@ class TarReader:
                 continue
             # readers differ in which of two they take
             kind = _FIELDS[0] if info.type in _FIELDS else info.type
-            if kind in found:
+            if kind in headers:
                 self._refuse("one long name, link and pax header of a member", "two of a kind", _UNUSABLE)
-            found[kind] = data
+            headers[kind] = data
             if kind in _FIELDS:
                 fields |= self._records(data)
         if info is None:
-            if found:
+            if headers:
                 self._refuse("a member behind its long name or pax header", "the end of the archive", _FETCH_AGAIN)
             return None
-        return self._member(info, found.get(_NAMES), fields)
+        return self._member(info, headers.get(_NAMES), fields)
 
     def _member(self, info: tarfile.TarInfo, long_name: bytes | None, fields: dict[bytes, bytes]) -> TarMember:
         if long_name is not None:
@@ -146,6 +145,7 @@ class TarReader:
     def _header(self) -> tarfile.TarInfo | None:
         """Return the next header; None at the mark of the end."""
         block = self.take(BLOCK)
+        # POSIX ends an archive with two such blocks; some writers have one
         if block.count(0) == BLOCK:
             self._check_end()
             return None
@@ -168,6 +168,7 @@ class TarReader:
         kept: dict[bytes, bytes] = {}
         at = 0
         while at < len(data) and data[at]:
+            # the length of a record counts itself; within MAX_EXTENSIONS it has at most seven digits
             space = data.find(b" ", at, at + 8)
             digits = data[at : max(at, space)]
             end = at + int(digits) if digits.isdigit() else 0
@@ -189,7 +190,7 @@ class TarReader:
         raise IntegrityError(Problem(self._location, "archive", expected, excerpt(got), step))
 
 
-class Paths:
+class ArchivePaths:
     """The paths of an archive's members: none twice, and a bound on their number; ``location`` is for messages."""
 
     def __init__(self, location: str) -> None:

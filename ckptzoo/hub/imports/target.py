@@ -76,7 +76,7 @@ class Declaration:
 
 
 @dataclass(frozen=True)
-class Arriving:
+class NewCheckpoint:
     """A checkpoint to be added.
 
     ``saved`` has the names of the file; columns that are added are changed in ``row``; ``gaussian`` marks means with
@@ -107,7 +107,7 @@ class _Zoo:
 _Key = tuple[Signature, tuple[tuple[str, str], ...], str, bool]
 
 
-class Target:
+class TargetZoos:
     """The zoos that an import writes.
 
     ``folder`` is a zoo, or a folder of zoos where the source holds several architectures, and may exist. With
@@ -159,17 +159,17 @@ class Target:
         return self.folder.with_name(f"{self.folder.name}-masks")
 
     def add(
-        self, checkpoints: Sequence[Arriving], refuse: Callable[[Arriving, ZooError], None] | None = None
-    ) -> list[Arriving]:
+        self, checkpoints: Sequence[NewCheckpoint], refuse: Callable[[NewCheckpoint, ZooError], None] | None = None
+    ) -> list[NewCheckpoint]:
         """Add checkpoints, and return those that were added.
 
         A new zoo has the architecture of all checkpoints that are of one. ``refuse`` is called with each that cannot be
         added; without it the first one raises: ``SpecError`` where names do not fit the zoo of this architecture.
         """
-        usable: list[tuple[Arriving, Saved]] = []
+        usable: list[tuple[NewCheckpoint, Saved]] = []
         groups: dict[int, list[tuple[Tensors, Row]]] = {}
-        added: list[Arriving] = []
-        failed: tuple[Arriving, ZooError] | None = None
+        added: list[NewCheckpoint] = []
+        failed: tuple[NewCheckpoint, ZooError] | None = None
         for item in checkpoints:
             try:
                 usable.append((item, self._effective(item)))
@@ -180,14 +180,14 @@ class Target:
                 refuse(item, error)
         for number, (item, saved) in enumerate(usable):
             try:
-                zoo, found = self._place(item, saved, usable[number + 1 :])
+                zoo, fitted = self._place(item, saved, usable[number + 1 :])
             except ZooError as error:
                 if refuse is None:
                     failed = item, error
                     break
                 refuse(item, error)
                 continue
-            tensors, facts = in_architecture(saved.tensors, found, zoo.arch)
+            tensors, facts = in_architecture(saved.tensors, fitted, zoo.arch)
             if facts:
                 item.row["extra"] = merged(item.row.get("extra", {}), facts)
             groups.setdefault(self._zoos.index(zoo), []).append((tensors, item.row))
@@ -206,30 +206,31 @@ class Target:
 
     def repositories(self, source: str) -> set[str]:
         """Return the repositories of hubs that a source of the zoo comes from."""
-        found: set[str] = set()
+        names: set[str] = set()
         for zoo in self._older:
             rows = ckptzoo.open(zoo.path).metadata
             for name, extra in zip(rows["source"].to_pylist(), rows["extra"].to_pylist(), strict=True):
                 if name == source and extra is not None and "repository" in extra:
-                    found.add((parse_extra(extra) or {}).get("repository", ""))
-        return found - {""}
+                    names.add((parse_extra(extra) or {}).get("repository", ""))
+        return names - {""}
 
     def holds(self, picked: Picked, unit: str) -> bool | None:
         """Whether the zoo's checkpoint of a unit has these numbers; None where it has no such checkpoint."""
         if unit not in self._rows:
             return None
         zoo, id = self._rows[unit]
-        notes, place = dict(self.notes), None
-        item = Arriving(Saved(picked.tensors, picked.ties, picked.buffers), {"id": id}, picked.gaussian, zoo.label)
+        notes, match = dict(self.notes), None
+        item = NewCheckpoint(Saved(picked.tensors, picked.ties, picked.buffers), {"id": id}, picked.gaussian, zoo.label)
         saved = item.saved
         with suppress(ZooError):
             saved = self._effective(item)
-            place = self._find(item, saved, signature_of(saved.tensors), [zoo])
+            match = self._find(item, saved, signature_of(saved.tensors), [zoo])
         self.notes = notes
-        if place is None:
+        if match is None:
             return False
-        tensors, _ = in_architecture(saved.tensors, place[1], zoo.arch)
+        tensors, _ = in_architecture(saved.tensors, match[1], zoo.arch)
         stored = ckptzoo.open(zoo.path).checkpoint(id)
+        # by bytes, because NaN differs from itself
         return all(np.ascontiguousarray(array).tobytes() == stored[name].tobytes() for name, array in tensors.items())
 
     def name_apart(self, row: Row) -> None:
@@ -244,25 +245,27 @@ class Target:
             if isinstance(row.get(name), str):
                 row[name] = f"{source}/{row[name]}"[:MAX_ID]
 
-    def _effective(self, item: Arriving) -> Saved:
+    def _effective(self, item: NewCheckpoint) -> Saved:
         """Return a checkpoint with the tensors that its network computes with, under names that a zoo may have."""
         saved, row = item.saved, item.row
-        made = effective(saved.tensors, row["id"])
-        if made.computed and any(fit(saved, zoo.arch, self._table) is not None for zoo in self._older):
+        changed = effective(saved.tensors, row["id"])
+        if changed.computed and any(fit(saved, zoo.arch, self._table) is not None for zoo in self._older):
             return saved  # the zoo has the parts of which weights are computed
-        if made.tensors is not saved.tensors:
-            facts = dict(made.facts)
-            if made.masks:
-                facts["pruning"] = write_masks(self.masks, made.masks)
-            for note in made.notes:
+        if changed.tensors is not saved.tensors:
+            facts = dict(changed.facts)
+            if changed.masks:
+                facts["pruning"] = write_masks(self.masks, changed.masks)
+            for note in changed.notes:
                 self._note(note)
             row["extra"] = merged(row.get("extra", {}), facts)
-            names = {name: made.names.get(name, name) for name in (*saved.ties, *saved.ties.values(), *saved.buffers)}
+            names = {
+                name: changed.names.get(name, name) for name in (*saved.ties, *saved.ties.values(), *saved.buffers)
+            }
             ties = {names[name]: names[first] for name, first in saved.ties.items()}
             saved = Saved(
-                made.tensors,
-                {name: first for name, first in ties.items() if name in made.tensors and first in made.tensors},
-                frozenset(names[name] for name in saved.buffers) - made.computed,
+                changed.tensors,
+                {name: first for name, first in ties.items() if name in changed.tensors and first in changed.tensors},
+                frozenset(names[name] for name in saved.buffers) - changed.computed,
             )
         usable = usable_names(saved.tensors)
         return saved if usable is None else saved.renamed(usable)
@@ -275,8 +278,8 @@ class Target:
         if (usable := usable_names(tensors)) is not None:
             tensors = {usable[name]: array for name, array in tensors.items()}
         first = Saved({name: array[0] for name, array in tensors.items()})
-        zoo, found = self._place(Arriving(first, rows[0], label=label), first, ())
-        stacked = {name: tensors[own] for name, own in found.own_names.items() if own is not None}
+        zoo, fitted = self._place(NewCheckpoint(first, rows[0], label=label), first, ())
+        stacked = {name: tensors[own] for name, own in fitted.own_names.items() if own is not None}
         self._write(zoo, stacked, rows)
 
     def note_unused_names(self) -> None:
@@ -312,25 +315,27 @@ class Target:
         zoo.nbytes += sum(array.nbytes for array in stacked.values())
         zoo.added += len(rows)
 
-    def _place(self, item: Arriving, saved: Saved, later: Sequence[tuple[Arriving, Saved]]) -> tuple[_Zoo, Fit]:
+    def _place(
+        self, item: NewCheckpoint, saved: Saved, later: Sequence[tuple[NewCheckpoint, Saved]]
+    ) -> tuple[_Zoo, Fit]:
         """Return the zoo of a checkpoint, and its tensors there."""
         signature = signature_of(saved.tensors)
-        places = self._places.setdefault((signature, tuple(saved.ties.items()), item.label, item.gaussian), [])
-        for zoo, found in places:
-            if found.holds(saved.tensors):
-                return zoo, found
-        place = self._find(item, saved, signature)
-        if place is None:
+        matches = self._places.setdefault((signature, tuple(saved.ties.items()), item.label, item.gaussian), [])
+        for zoo, fitted in matches:
+            if fitted.holds(saved.tensors):
+                return zoo, fitted
+        match = self._find(item, saved, signature)
+        if match is None:
             self._new(item, saved, signature, [other for one, other in later if _may_be_one(one, item)])
-            place = self._find(item, saved, signature, self._zoos[-1:])
-            assert place is not None
-        if place[1].note:
-            self._note(place[1].note)
-        places.append(place)
-        return place
+            match = self._find(item, saved, signature, self._zoos[-1:])
+            assert match is not None
+        if match[1].note:
+            self._note(match[1].note)
+        matches.append(match)
+        return match
 
     def _find(
-        self, item: Arriving, saved: Saved, signature: Signature, zoos: Sequence[_Zoo] | None = None
+        self, item: NewCheckpoint, saved: Saved, signature: Signature, zoos: Sequence[_Zoo] | None = None
     ) -> tuple[_Zoo, Fit] | None:
         """Find the zoo whose architecture a state dict has.
 
@@ -340,18 +345,18 @@ class Target:
         used = set(self._table) - set(rename(tuple(saved.tensors), self._table)[1])
         for table in ({old: new for old, new in self._table.items() if old in used}, {}):
             for zoo in zoos:
-                if (found := fit(saved, zoo.arch, table)) is not None:
+                if (fitted := fit(saved, zoo.arch, table)) is not None:
                     self._unused -= set(table)
-                    return zoo, found
+                    return zoo, fitted
             if not table:
                 break
         kinds, declared = kinds_of(signature), self.declaration.forward
         for zoo in zoos:
             wanted = kinds_of([(tensor.name, tensor.shape, tensor.dtype) for tensor in zoo.arch.tensors])
             if kinds == wanted or (declared and sorted(kinds) == sorted(wanted)):
-                found = self._by_order(saved, zoo.arch, row_id=item.row["id"])
-                if found is not None:
-                    return zoo, found
+                fitted = self._by_order(saved, zoo.arch, row_id=item.row["id"])
+                if fitted is not None:
+                    return zoo, fitted
         return None
 
     def _by_order(self, saved: Saved, arch: Architecture, *, row_id: str) -> Fit | None:
@@ -371,7 +376,7 @@ class Target:
         match_names(shapes, arch, table, location=row_id, table=_TABLE)
         return None
 
-    def _new(self, item: Arriving, saved: Saved, signature: Signature, later: Sequence[Saved]) -> None:
+    def _new(self, item: NewCheckpoint, saved: Saved, signature: Signature, later: Sequence[Saved]) -> None:
         """Make a zoo for an architecture that no other zoo has."""
         declaration, location = self.declaration, item.row["id"]
         for name, _, dtype in signature:
@@ -407,7 +412,7 @@ class Target:
         ckptzoo.create(path, arch=arch, card=card, symmetry=symmetry)
         self._zoos.append(_Zoo(path, arch, label))
 
-    def _fits(self, item: Arriving, saved: Saved, signature: Signature, arch: Architecture) -> bool:
+    def _fits(self, item: NewCheckpoint, saved: Saved, signature: Signature, arch: Architecture) -> bool:
         """Tell whether a checkpoint is of the architecture that its file names."""
         try:
             return self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is not None
@@ -444,12 +449,14 @@ class Target:
         (first,) = self._zoos
         label = _label_of(first.arch)
         beside = self._beside()
+        # killed before the zoo is moved, an empty folder is left, which is removed; after that it takes the zoo's place
         beside.mkdir()
         self.folder.rename(beside / label)
         beside.rename(self.folder)
         first.path, first.label = self.folder / label, label
 
     def _beside(self) -> Path:
+        # in the same folder, because rename(2) moves nothing from one file system to another (EXDEV)
         return self.folder.with_name(f".{self.folder.name}.several")
 
     def _finish_move(self) -> None:
@@ -513,7 +520,7 @@ def _in_own_precisions(arch: Architecture, several: Sequence[Saved]) -> Architec
     return Architecture(arch.name, tensors, arch.forward, arch.input_shape)
 
 
-def _may_be_one(one: Arriving, other: Arriving) -> bool:
+def _may_be_one(one: NewCheckpoint, other: NewCheckpoint) -> bool:
     return (one.label, one.gaussian) == (other.label, other.gaussian)
 
 
@@ -524,12 +531,13 @@ def _usable_name(name: str) -> str:
 
 def write_masks(folder: Path, masks: Tensors) -> dict[str, Any]:
     """Write the masks of a pruned network into a file that is named by their digest; return that and the sparsity."""
-    held = {name: mask != 0 for name, mask in masks.items()}
-    if not all(bool((mask == held[name]).all()) for name, mask in masks.items()):
-        held = {name: np.asarray(mask, np.float32) for name, mask in masks.items()}  # weights of connections
-    content = save({name: np.ascontiguousarray(mask) for name, mask in held.items()})
+    stored = {name: mask != 0 for name, mask in masks.items()}
+    if not all(bool((mask == stored[name]).all()) for name, mask in masks.items()):
+        stored = {name: np.asarray(mask, np.float32) for name, mask in masks.items()}  # weights of connections
+    content = save({name: np.ascontiguousarray(mask) for name, mask in stored.items()})
     digest = sha256(content).hexdigest()
     path = folder / f"{digest[:32]}.safetensors"
+    # its name is a digest of the bytes, so that a file that is there holds them
     if not path.is_file():
         folder.mkdir(exist_ok=True)
         durable.write_file(path, content)
@@ -546,6 +554,7 @@ def unit_of_file(row: Row) -> str:
 @lru_cache(maxsize=4096)
 def unit_of(source: str, member: str, step: int | None) -> str:
     """Return the unit of a file's rows: the same for the same file in another archive of the same name."""
+    # no path holds NUL, so that no other three texts are joined to the same one
     text = "\0".join((source, member, "" if step is None else str(step)))
     return f"import-{sha256(text.encode()).hexdigest()[:32]}"
 

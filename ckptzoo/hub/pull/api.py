@@ -16,12 +16,12 @@ from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.selection import standing
 from ckptzoo.remote import open_remote
 from ckptzoo.schema import layout
-from ckptzoo.schema.documents import Document
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import Progress
 
 
 @dataclass(frozen=True)
-class Pulled:
+class Pulled(JsonFields):
     """The result of ``pull``.
 
     Parameters
@@ -56,21 +56,6 @@ class Pulled:
     fetched: int
     predicted: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
-
-    def to_json(self) -> Document:
-        """The same as JSON."""
-        return {
-            "address": self.address,
-            "revision": self.revision,
-            "folder": str(self.folder),
-            "checkpoints": self.checkpoints,
-            "variants": list(self.variants),
-            "parts": list(self.parts),
-            "there": self.there,
-            "fetched": self.fetched,
-            "predicted": list(self.predicted),
-            "left_out": list(self.left_out),
-        }
 
 
 @checked
@@ -149,6 +134,7 @@ def pull(
     fetch = mirror if selection.includes_raw and layers is None and where is None else extract
     parts, already, fetched_bytes = fetch(files, selection, root, progress)
     contents = read_contents(Folder(root))
+    # a part that is bare has rows and no weights (docs/format.md)
     raw_parts = [part for part in contents.raw.parts if part.facts.get("bare") is not True]
     gauges = [name for name in contents.derived_parts if contents.kind(name) == "variant"]
     return Pulled(

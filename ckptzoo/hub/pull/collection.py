@@ -59,17 +59,17 @@ def pull_collection(
     >>> [(zoo.folder.name, zoo.checkpoints) for zoo in pulled]
     [('draws', 4)]
     """
-    found, root = open_collection(address, endpoint=endpoint, token=token), Path(folder).absolute()
-    chosen = found if where is None else found.where(where)
+    collection, root = open_collection(address, endpoint=endpoint, token=token), Path(folder).absolute()
+    chosen = collection if where is None else collection.where(where)
     pulled: list[Pulled] = []
     for name in chosen.zoos:
         how = {"variants": variants, "where": where, "predictions": predictions, "progress": progress}
-        place = found.address_of(name)
-        pulled.append(pull(place, root / name, endpoint=endpoint, token=token, **how))
+        zoo_address = collection.address_of(name)
+        pulled.append(pull(zoo_address, root / name, endpoint=endpoint, token=token, **how))
     if pulled:
         write_collection(root)
         is_whole = PullSelection.of(variants, None, where, predictions).is_everything
-        _write_page(read_card_files(found.files), root, is_whole=is_whole)
+        _write_page(read_card_files(collection.files), root, is_whole=is_whole)
     return tuple(pulled)
 
 

@@ -148,6 +148,7 @@ def move_into_zoo(staged: Path, target: Path) -> None:
         sync(path)
     sync(staged)
     target.parent.mkdir(parents=True, exist_ok=True)
+    # files before their name: after a loss of power a part is whole or not there
     staged.rename(target)
     sync(target.parent)
 
@@ -234,7 +235,6 @@ class BlockCache(Cache):
         raise error
 
     def count(self, nbytes: int) -> None:
-        """Count bytes that were fetched."""
         with self._lock:
             self.fetched += nbytes
 

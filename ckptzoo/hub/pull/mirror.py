@@ -76,6 +76,7 @@ def mirror(
         remote = files.remote
         # Blocks go straight to their places in the staged shards, which is where an interrupted pull finds them.
         remote.cache = blocks = BlockCache(destination.blocks, remote.cache, keeps=False)
+        # in the order of DOCUMENTS: from the last one on the folder is a zoo
         for name, data in documents.items():
             if not (root / name).exists():
                 write_file(root / name, data)
@@ -271,6 +272,7 @@ class PartCopier:
 
     def _fill(self, shards: Sequence[Shard]) -> None:
         """Put the blocks in their places as they come, then what is between them; then check every whole file."""
+        # hashlib releases the interpreter's lock while it hashes
         with ThreadPoolExecutor(max(2, os.cpu_count() or 1)) as pool:
             try:
                 missing: list[Span] = []
@@ -306,6 +308,7 @@ class PartCopier:
         self._meter.add(sum(stop - start for start, stop in gaps))
         if digest == shard.sha256:
             return None
+        # all of it may be wrong: the next call begins the shard again
         path.unlink()
         location = f"{self._files.name}/{shard.name}"
         return Problem(location, "sha256 of the whole file", shard.sha256.hex(), digest.hex(), _STEP)

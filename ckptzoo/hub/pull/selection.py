@@ -21,14 +21,8 @@ OPTIONS = ("variants", "layers", "where", "predictions")
 class PullSelection:
     """A selection from a zoo; None selects everything. Lists are sorted.
 
-    Parameters
-    ----------
-    variants
-        ``raw`` and gauges.
-    where
-        a condition on the metadata, as ``Zoo.where`` takes it.
-    predictions
-        sets of inputs; ``("all",)`` selects all of them, and None all if all else is selected.
+    ``variants`` are ``raw`` and gauges, ``where`` a condition on the metadata, as ``Zoo.where`` takes it,
+    ``predictions`` sets of inputs: ``("all",)`` selects all of them, and None all if all else is selected.
     """
 
     variants: tuple[str, ...] | None = None
@@ -92,17 +86,13 @@ class PullSelection:
         """
         if self.layers is None:
             return arch.tensors
-        aliases = {alias: tensor.name for tensor in arch.tensors for alias in tensor.aliases}
         selected = set[str]()
         for name in self.layers:
-            if name in arch:
-                selected.add(name)
-            elif name in arch.layers:
-                selected.update(arch.layers[name])
-            elif name in aliases:
-                selected.add(aliases[name])
-            else:
+            names = arch.named(name)
+            if not names:
+                aliases = [alias for tensor in arch.tensors for alias in tensor.aliases]
                 raise UnknownNameError(location, "layer", name, [*arch.layers, *arch.names, *aliases])
+            selected.update(names)
         return tuple(tensor for tensor in arch.tensors if tensor.name in selected)
 
     def to_json(self) -> Document:

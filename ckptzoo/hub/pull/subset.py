@@ -133,7 +133,6 @@ class PartSubset:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of what it stores."""
         return len(self.places) * sum(tensor.nbytes for tensor in (*self.weights, *self.element, *self.outputs))
 
 
@@ -278,7 +277,6 @@ def _only_derived(zoo: Zoo, gauges: Sequence[str]) -> Zoo:
 
 
 def _derived_rows(zoo: Zoo, subset: PartSubset) -> pa.Table:
-    """Return the rows of a variant or of predictions."""
     if subset.inputs is None:
         return zoo.variant_metadata(subset.variant)
     tree = zoo.contents.derived(subset.variant)

@@ -3,10 +3,9 @@
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -17,7 +16,7 @@ from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import list_trees
 from ckptzoo.format.verify import verify
 from ckptzoo.hub.client import Client
-from ckptzoo.hub.client.models import WITHOUT_WRITE, Listing
+from ckptzoo.hub.client.models import WITHOUT_WRITE, RevisionListing
 from ckptzoo.hub.client.retry import HubRetryPolicy, NotThereError, RaceError
 from ckptzoo.hub.push.collection import plan_collection, read_collection
 from ckptzoo.hub.push.plan import CommitBatch, PushPlan, is_committed, plan_push
@@ -25,6 +24,7 @@ from ckptzoo.hub.push.sources import LocalZoo, RepositoryFiles, links_outside, r
 from ckptzoo.loader.collection import holds_zoos
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
+from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import Progress, counted, size
 
 MAX_RACES = 16
@@ -33,7 +33,7 @@ _PUBLIC = "the repository was there, is public, and stays so; --private is for o
 
 
 @dataclass(frozen=True)
-class Pushed(PrintedResult):
+class Pushed(PrintedResult, JsonFields):
     """The result of a push.
 
     Parameters
@@ -70,10 +70,6 @@ class Pushed(PrintedResult):
     sent: int
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Everything by name."""
-        return asdict(self)
-
     def print(self, console: Console | None = None) -> None:
         """Print it on a rich console, by default the standard output.
 
@@ -106,7 +102,7 @@ def _counted_parts(names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Planned(PrintedResult):
+class Planned(PrintedResult, JsonFields):
     """The plan of a push.
 
     Parameters
@@ -141,10 +137,6 @@ class Planned(PrintedResult):
     removed: tuple[str, ...]
     nbytes: int
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything by name."""
-        return asdict(self)
 
     def print(self, console: Console | None = None) -> None:
         """Print it on a rich console, by default the standard output.
@@ -324,7 +316,7 @@ def plan(
     """
     client, repo = Client(endpoint, token, retry_policy=retry_policy), repository(address)
     root = Path(zoo).absolute()
-    make_plan: Callable[[RepositoryFiles, Listing | None], PushPlan]
+    make_plan: Callable[[RepositoryFiles, RevisionListing | None], PushPlan]
     if holds_zoos(root):
         make_plan = partial(plan_collection, read_collection(root), snapshot=snapshot)
     else:
@@ -338,6 +330,7 @@ def _read_verified(root: Path) -> LocalZoo:
         got = "a file" if root.exists() else "nothing"
         raise ZooError(Problem(str(root), "a zoo", "a folder", got, "Make one with ckptzoo.create."))
     trees = list_trees(Folder(root))  # before verify, so that nothing is published that was not verified
+    # not the weights: each shard is compared with its digest before it is sent
     if problems := verify(root, deep=False):
         raise IntegrityError(problems)
     local = read_local(root, trees)
@@ -350,7 +343,7 @@ class _Push:
     """One push to one repository; ``make_plan`` compares what is pushed with a commit of it, or with none."""
 
     def __init__(
-        self, client: Client, repo: str, make_plan: Callable[[RepositoryFiles, Listing | None], PushPlan]
+        self, client: Client, repo: str, make_plan: Callable[[RepositoryFiles, RevisionListing | None], PushPlan]
     ) -> None:
         self._client, self._repo, self._make_plan = client, repo, make_plan
         self._repository = RepositoryFiles(client, repo)
@@ -384,6 +377,7 @@ class _Push:
             self._check_role(new=created)
         if created:
             self._client.create(self._repo, private=private)
+            # a new repository has a first commit, which the others follow
             push_plan = self._plan(self._client.listing(self._repo))
         total = sum(batch.nbytes for batch in push_plan.batches)
         for _ in range(MAX_RACES):
@@ -411,8 +405,7 @@ class _Push:
             (*((_PUBLIC,) if stays_public else ()), *push_plan.notes),
         )
 
-    def _plan(self, listing: Listing | None) -> PushPlan:
-        """Plan what a commit of the repository lacks."""
+    def _plan(self, listing: RevisionListing | None) -> PushPlan:
         return self._make_plan(self._repository, listing)
 
     def _check_role(self, *, new: bool) -> None:
@@ -477,6 +470,7 @@ class _Push:
         if not self._commits:
             return
         listing = self._client.listing(self._repo, self._commits[-1])
+        # the client library sends no file that the repository's .gitignore names (shouldIgnore in the hub's answer)
         if not all(is_committed(batch, listing) for batch in self._committed):
             step = "Push again; if that does not help, see whether its .gitignore leaves some out."
             raise HubError(Problem(self._repository.name, "files after the push", "those of the zoo", "fewer", step))

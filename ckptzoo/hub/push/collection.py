@@ -10,9 +10,9 @@ from ckptzoo.format.files import DEREFERENCE, Folder, leads_outside
 from ckptzoo.format.reader import list_trees, read_contents, zoo_folders
 from ckptzoo.hub.card.collection import card_or_default, collection_readme, licences_of
 from ckptzoo.hub.card.pictures import check_pictures
-from ckptzoo.hub.client.models import Listing, RepoFile
+from ckptzoo.hub.client.models import RepoFile, RevisionListing
 from ckptzoo.hub.client.stored_files import LocalFile, is_stored
-from ckptzoo.hub.push.page import NO_LICENCE, Page
+from ckptzoo.hub.push.page import NO_LICENCE, ReadmePage
 from ckptzoo.hub.push.plan import ALLOWED_BEFORE, CommitBatch, PushPlan, batch_of, not_stored, pack, plan_push
 from ckptzoo.hub.push.sources import LocalZoo, OverlayFiles, RepositoryFiles, hashed, links_outside, read_local
 from ckptzoo.loader.collection import collection_files, verify_collection
@@ -74,14 +74,14 @@ def read_collection(root: Path) -> LocalCollection:
 
 
 def plan_collection(
-    local: LocalCollection, repository: RepositoryFiles, listing: Listing | None, *, snapshot: bool
+    local: LocalCollection, repository: RepositoryFiles, listing: RevisionListing | None, *, snapshot: bool
 ) -> PushPlan:
     """Compare a collection with a commit of its repository, or with none.
 
     Zoos of the repository that are not in the folder stay, and are in the table. Raises ``HubError`` where the
     repository holds something else, or one of its zoos is another or has parts that clash.
     """
-    there = listing or Listing("", {})
+    there = listing or RevisionListing("", {})
     _check_is_collection(repository, there)
     folders = _folders(there)
     plans = {
@@ -110,22 +110,22 @@ def plan_collection(
 def collection_batch(
     local: LocalCollection,
     repository: RepositoryFiles,
-    listing: Listing,
+    listing: RevisionListing,
     card: Card | None = None,
     *,
     files: Mapping[str, OverlayFiles] | None = None,
-) -> tuple[CommitBatch, Page]:
+) -> tuple[CommitBatch, ReadmePage]:
     """Return table, document, card, pictures and page of what the repository then holds.
 
     ``card`` replaces the one that is kept; ``files`` are those of the zoos in the folder, as the repository then holds
     them.
     """
-    held = {
+    files_by_zoo = {
         name: OverlayFiles(repository.within(name), replace(listing, files=stored), {})
         for name, stored in _folders(listing).items()
         if layout.ZOO in stored
     }
-    zoos, left_out = _opened({**held, **(files or {})}, local.zoos)
+    zoos, left_out = _opened({**files_by_zoo, **(files or {})}, local.zoos)
     if not zoos:
         step = "Push a collection with a zoo that can be read."
         raise HubError(Problem(repository.name, "zoos", "one or more", "; ".join(left_out) or "none", step))
@@ -162,22 +162,22 @@ def _opened(files: Mapping[str, OverlayFiles], local: Mapping[str, LocalZoo]) ->
     return zoos, tuple(notes)
 
 
-def _page(files: OverlayFiles, zoos: Mapping[str, Zoo], repository: RepositoryFiles, card: Card | None) -> Page:
+def _page(files: OverlayFiles, zoos: Mapping[str, Zoo], repository: RepositoryFiles, card: Card | None) -> ReadmePage:
     """Return README.md, unless a person wrote it: without a card, an existing one that was not made here stays."""
     if card is None and files.size(CARD_TOML) is None and files.size(layout.README) is not None:
         (readme,) = files.read_many([layout.README])
         if COLLECTION_MARK.encode() not in readme:
-            return Page(
+            return ReadmePage(
                 None, (f"README.md stays as it is, because somebody wrote it; {CARD_TOML} adds to a made one.",)
             )
     used = card or card_or_default(files, repository.repo.partition("/")[2])
     check_pictures(files, used)
     without = [name for name, zoo in zoos.items() if not licences_of(zoo)] if not used.license.strip() else []
     notes = (f"{_names(without)}: {NO_LICENCE}",) if without else ()
-    return Page(collection_readme(zoos, replace(used, repository=repository.repo)).encode(), notes)
+    return ReadmePage(collection_readme(zoos, replace(used, repository=repository.repo)).encode(), notes)
 
 
-def _check_is_collection(repository: RepositoryFiles, listing: Listing) -> None:
+def _check_is_collection(repository: RepositoryFiles, listing: RevisionListing) -> None:
     """Refuse a repository of a zoo, and one that holds something else."""
     names = listing.files
     if layout.ZOO in names:
@@ -195,7 +195,7 @@ def _check_is_collection(repository: RepositoryFiles, listing: Listing) -> None:
         raise HubError(Problem(repository.name, "repository", "a collection, or an empty one", got, step))
 
 
-def _folders(listing: Listing) -> dict[str, dict[str, RepoFile]]:
+def _folders(listing: RevisionListing) -> dict[str, dict[str, RepoFile]]:
     """Return the files of each folder of a repository, by their paths in it."""
     folders: dict[str, dict[str, RepoFile]] = {}
     for path, file in listing.files.items():

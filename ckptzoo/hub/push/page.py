@@ -16,7 +16,7 @@ NO_LICENCE = f"no licence is stated, so that nobody may use the zoo; add license
 
 
 @dataclass(frozen=True)
-class Page:
+class ReadmePage:
     """README.md as it should be, None where it cannot be made; ``notes`` says why, and that no licence is stated.
     ``has_card`` says whether there is a card to make it from.
     """
@@ -26,7 +26,7 @@ class Page:
     has_card: bool = True
 
 
-def page_of(files: Files, repo: str, card: Card, folder: str = "") -> Page:
+def page_of(files: Files, repo: str, card: Card, folder: str = "") -> ReadmePage:
     """Make the page of a zoo in a repository, ``org/zoo``, or in a folder of one.
 
     Raises ``SpecError`` where the card is another zoo's, or names a picture that is not among the files;
@@ -39,10 +39,12 @@ def page_of(files: Files, repo: str, card: Card, folder: str = "") -> Page:
         raise SpecError(Problem(f"{files.name}/{CARD_TOML}", "name", repr(zoo.name), repr(card.name), step))
     check_pictures(files, card)
     licence_stated = bool(card.license.strip()) or (len(zoo) > 0 and zoo.metadata["license"].null_count == 0)
-    return Page(readme(zoo, replace(card, repository=repo), folder).encode(), () if licence_stated else (NO_LICENCE,))
+    return ReadmePage(
+        readme(zoo, replace(card, repository=repo), folder).encode(), () if licence_stated else (NO_LICENCE,)
+    )
 
 
-def page_or_note(files: Files, repo: str, folder: str = "", *, local_card: bool) -> Page:
+def page_or_note(files: Files, repo: str, folder: str = "", *, local_card: bool) -> ReadmePage:
     """Make the page as ``page_of``, from the card among the files; a note where there is no page to make.
 
     With ``local_card`` the card is in the caller's folder, where it can be corrected: ``SpecError`` says that it is not
@@ -50,10 +52,10 @@ def page_or_note(files: Files, repo: str, folder: str = "", *, local_card: bool)
     """
     try:
         if files.size(CARD_TOML) is None:
-            return Page(None, (NO_CARD,), has_card=False)
+            return ReadmePage(None, (NO_CARD,), has_card=False)
         return page_of(files, repo, card_in(files), folder)
     except (SpecError, IntegrityError) as error:
         if local_card and isinstance(error, SpecError):
             raise
         # What others damaged in the repository must not keep anybody from publishing.
-        return Page(None, (f"README.md stays as it is: {error.problem}",))
+        return ReadmePage(None, (f"README.md stays as it is: {error.problem}",))

@@ -11,7 +11,7 @@ from ckptzoo.format import snapshot as snapshot_format
 from ckptzoo.format.predictions import SHARED
 from ckptzoo.format.reader import list_trees, read_trees
 from ckptzoo.format.tree import Tree
-from ckptzoo.hub.client.models import Listing, RepoFile
+from ckptzoo.hub.client.models import RepoFile, RevisionListing
 from ckptzoo.hub.client.stored_files import LocalFile, is_stored
 from ckptzoo.hub.push.page import page_or_note
 from ckptzoo.hub.push.sources import LocalPart, LocalZoo, OverlayFiles, RepositoryFiles
@@ -55,7 +55,6 @@ class CommitBatch:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its files."""
         return sum(self.sizes.values())
 
     @property
@@ -77,7 +76,6 @@ class CommitBatch:
         )
 
     def merge(self, other: "CommitBatch") -> "CommitBatch":
-        """Merge both into one."""
         return CommitBatch(
             self.files | other.files,
             self.sizes | other.sizes,
@@ -103,7 +101,9 @@ class PushPlan:
     files: OverlayFiles | None = None
 
 
-def plan_push(local: LocalZoo, repository: RepositoryFiles, listing: Listing | None, *, snapshot: bool) -> PushPlan:
+def plan_push(
+    local: LocalZoo, repository: RepositoryFiles, listing: RevisionListing | None, *, snapshot: bool
+) -> PushPlan:
     """Compare a zoo with a commit of its repository, or with none.
 
     Raises ``HubError`` where the repository holds another zoo, or something that is none, or parts that clash.
@@ -123,7 +123,7 @@ def plan_push(local: LocalZoo, repository: RepositoryFiles, listing: Listing | N
         incomplete = [part for part in incomplete if not _is_there_renumbered(trees, part)]
         _check_clashes(repository.name, trees, [part for part in incomplete if part.path not in stored_parts])
     added = [batch_of(not_stored(part.files, stored), part.path) for part in incomplete]
-    there, parts = listing or Listing("", {}), [*complete, *incomplete]
+    there, parts = listing or RevisionListing("", {}), [*complete, *incomplete]
     files = merged_files(repository, there, parts, local.documents | local.card_files)
     last, notes = _card_batch(local, repository, there, files)
     if snapshot:
@@ -133,7 +133,7 @@ def plan_push(local: LocalZoo, repository: RepositoryFiles, listing: Listing | N
     return PushPlan(None if listing is None else listing.commit, batches, already, notes, files)
 
 
-def is_committed(batch: CommitBatch, listing: Listing) -> bool:
+def is_committed(batch: CommitBatch, listing: RevisionListing) -> bool:
     """Whether a commit holds what a batch adds.
 
     What was generated for the commit (the page, a snapshot) does not count, because the next push replaces it, unless
@@ -149,7 +149,7 @@ def is_committed(batch: CommitBatch, listing: Listing) -> bool:
     return True
 
 
-def merged_trees(repository: RepositoryFiles, listing: Listing, parts: Iterable[LocalPart]) -> dict[str, Tree]:
+def merged_trees(repository: RepositoryFiles, listing: RevisionListing, parts: Iterable[LocalPart]) -> dict[str, Tree]:
     """Return rows and indices of a commit together with parts of this machine, which are read here."""
     files = merged_files(repository, listing, parts)
     return read_trees(files, snapshot_format.newest(files, list_trees(files)))
@@ -157,7 +157,7 @@ def merged_trees(repository: RepositoryFiles, listing: Listing, parts: Iterable[
 
 def merged_files(
     repository: RepositoryFiles,
-    listing: Listing,
+    listing: RevisionListing,
     parts: Iterable[LocalPart],
     others: Mapping[str, LocalFile] | None = None,
 ) -> OverlayFiles:
@@ -176,7 +176,7 @@ def merged_files(
     return OverlayFiles(repository, listing, local)
 
 
-def snapshot_batch(repository: RepositoryFiles, listing: Listing, parts: list[LocalPart]) -> CommitBatch:
+def snapshot_batch(repository: RepositoryFiles, listing: RevisionListing, parts: list[LocalPart]) -> CommitBatch:
     """Make a snapshot of what the repository will hold, in place of those that it has; empty where one covers it."""
     stored = listing.files
     old = _snapshots_in(stored)
@@ -190,7 +190,6 @@ def snapshot_batch(repository: RepositoryFiles, listing: Listing, parts: list[Lo
 
 
 def _snapshots_in(names: Iterable[str]) -> list[str]:
-    """Return those of some paths that are snapshots."""
     prefix = f"{layout.SNAPSHOTS}/"
     return [
         name for name in names if name.startswith(prefix) and layout.SNAPSHOT_NAME.fullmatch(name.removeprefix(prefix))
@@ -214,7 +213,7 @@ def _parts_in(names: Iterable[str]) -> set[str]:
 
 
 def _card_batch(
-    local: LocalZoo, repository: RepositoryFiles, listing: Listing, files: OverlayFiles
+    local: LocalZoo, repository: RepositoryFiles, listing: RevisionListing, files: OverlayFiles
 ) -> tuple[CommitBatch, tuple[str, ...]]:
     """Return card, pictures and page of what the repository will hold; the folder's own page without a card."""
     stored, card_files = listing.files, dict(local.card_files)
@@ -256,7 +255,7 @@ def pack(batches: Iterable[CommitBatch]) -> tuple[CommitBatch, ...]:
     return tuple(packed)
 
 
-def _check_same_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listing) -> None:
+def _check_same_zoo(local: LocalZoo, repository: RepositoryFiles, listing: RevisionListing) -> None:
     """Refuse a repository of another zoo, and one that holds something else."""
     stored = listing.files
     if layout.ZOO not in stored:
@@ -279,7 +278,7 @@ def _check_same_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listi
             raise HubError(Problem(repository.name, name, expected, got, step))
 
 
-def _other_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listing) -> tuple[str, str] | None:
+def _other_zoo(local: LocalZoo, repository: RepositoryFiles, listing: RevisionListing) -> tuple[str, str] | None:
     """Return the zoo that is pushed and that of the repository by their names; None where these cannot be read."""
     try:
         names = [name for name in (layout.ZOO, layout.ARCHITECTURE) if name in listing.files]
@@ -294,7 +293,7 @@ def _other_zoo(local: LocalZoo, repository: RepositoryFiles, listing: Listing) -
         )
     except Exception:  # somebody else wrote them: not JSON, not UTF-8, without a document
         return None
-    said = [f"{name!r} of {found.name!r}" for name, found in ((mine, arch), (other, other_arch))]
+    said = [f"{name!r} of {architecture.name!r}" for name, architecture in ((mine, arch), (other, other_arch))]
     difference = architecture_difference(arch, other_arch)
     got = f"{said[1]}, whose tensors differ: {difference}" if difference else said[1]
     return (said[0], got) if difference or said[0] != said[1] else (said[0], "another zoo of these names")
@@ -344,6 +343,7 @@ def _clashes(location: str, trees: dict[str, Tree], part: LocalPart) -> Iterator
         columns = {}
     for column, what in columns.items():
         own = part.rows[column]
+        # Arrow's is_in finds null among nulls, and rows may have no unit
         both = own.filter(pc.call_function("is_in", [own], pc.SetLookupOptions(tree.rows[column].combine_chunks())))
         both = both.drop_null().unique()
         if len(both):

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from ckptzoo.arguments import checked
 from ckptzoo.errors import HubError, Problem
 from ckptzoo.hub.card import card_in
-from ckptzoo.hub.client import Client, HubRetryPolicy, Listing, RaceError
+from ckptzoo.hub.client import Client, HubRetryPolicy, RaceError, RevisionListing
 from ckptzoo.hub.client.stored_files import is_stored
 from ckptzoo.hub.push.api import MAX_RACES
 from ckptzoo.hub.push.collection import NOTHING, collection_batch
-from ckptzoo.hub.push.page import Page, page_of
+from ckptzoo.hub.push.page import ReadmePage, page_of
 from ckptzoo.hub.push.plan import CommitBatch, merged_files, snapshot_batch
 from ckptzoo.hub.push.sources import RepositoryFiles
 from ckptzoo.remote.address import repository
@@ -85,8 +85,6 @@ def rewrite(
 
 
 class _Refresh:
-    """One refresh of one repository."""
-
     def __init__(self, client: Client, repo: str, card: Card | None) -> None:
         self._client, self._repo, self._card = client, repo, card
         self._repository = RepositoryFiles(client, repo)
@@ -105,13 +103,14 @@ class _Refresh:
                     self._repo, batch.files, title=batch.title, parent=listing.commit, delete=batch.delete
                 )
             except RaceError:
+                # at random, because those who lost the same race would meet again in the next
                 time.sleep(random.uniform(0.0, self._client.retry_policy.first_pause))
                 continue
             return replace(result, commit=committed.commit)
         step = "Others publish to it at the same time: try again later."
         raise HubError(Problem(self._repository.name, "commit", f"one of {MAX_RACES} races won", "none", step))
 
-    def _compare(self, listing: Listing) -> tuple[CommitBatch, Page, tuple[str, ...]]:
+    def _compare(self, listing: RevisionListing) -> tuple[CommitBatch, ReadmePage, tuple[str, ...]]:
         """Return what a commit lacks, its page as it should be, and how that differs from the existing one."""
         if layout.COLLECTION in listing.files and layout.ZOO not in listing.files:
             batch, page = collection_batch(NOTHING, self._repository, listing, self._card)
@@ -127,7 +126,7 @@ class _Refresh:
         )
         return batch.merge(snapshot_batch(self._repository, listing, [])), page, self._changes(listing, page)
 
-    def _changes(self, listing: Listing, page: Page) -> tuple[str, ...]:
+    def _changes(self, listing: RevisionListing, page: ReadmePage) -> tuple[str, ...]:
         if page.data is None or is_stored(page.data, listing.files.get(layout.README)):
             return ()
         exists = layout.README in listing.files

@@ -17,7 +17,7 @@ from ckptzoo.hub.card import card_in
 from ckptzoo.hub.card.explorer import check_explorer
 from ckptzoo.hub.card.pictures import check_pictures
 from ckptzoo.hub.client import Client
-from ckptzoo.hub.client.models import Listing
+from ckptzoo.hub.client.models import RevisionListing
 from ckptzoo.hub.client.stored_files import LocalFile
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML, CARDS
@@ -40,7 +40,6 @@ class LocalPart:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """Its rows."""
         return read_rows(Folder(self.root), self.part)
 
 
@@ -117,18 +116,18 @@ class RepositoryFiles:
         self._folders: dict[str, RepositoryFiles] = {}
 
     def within(self, folder: str) -> "RepositoryFiles":
-        """Return a folder of the repository."""
         if folder not in self._folders:
             self._folders[folder] = RepositoryFiles(self.client, self.repo, folder)
         return self._folders[folder]
 
-    def read(self, names: Sequence[str], listing: Listing) -> list[bytes]:
+    def read(self, names: Sequence[str], listing: RevisionListing) -> list[bytes]:
         """Read whole files of a commit."""
+        # size and digests say which bytes a file has, whatever the commit
         keys = {name: f"{name} {listing.files[name]}" for name in names}
         missing = [name for name, key in keys.items() if key not in self._contents]
         paths = {(f"{self.folder}/{name}" if self.folder else name): listing.files[name] for name in missing}
-        found = self.client.read_many(self.repo, list(paths), replace(listing, files=paths))
-        for name, data in zip(missing, found, strict=True):
+        contents = self.client.read_many(self.repo, list(paths), replace(listing, files=paths))
+        for name, data in zip(missing, contents, strict=True):
             self._contents[keys[name]] = data
         return [self._contents[keys[name]] for name in names]
 
@@ -138,12 +137,11 @@ class OverlayFiles:
 
     here = None  # as in format.files.Files: there is no one folder to map into memory
 
-    def __init__(self, repository: RepositoryFiles, listing: Listing, local: Mapping[str, Path]) -> None:
+    def __init__(self, repository: RepositoryFiles, listing: RevisionListing, local: Mapping[str, Path]) -> None:
         self._repository, self._listing, self._local = repository, listing, local
 
     @property
     def name(self) -> str:
-        """The repository's address."""
         return self._repository.name
 
     @cached_property
@@ -158,15 +156,12 @@ class OverlayFiles:
         return None if stored is None else stored.size
 
     def listed(self, folder: str) -> tuple[str, ...]:
-        """Return names of the files and folders in a folder, in order."""
         return self._folders.get(folder, ())
 
     def read(self, name: str, *, max_bytes: int = table.MAX_FILE) -> bytes:
-        """Return a whole file."""
         return self.read_many([name], max_bytes=max_bytes)[0]
 
     def read_many(self, names: Sequence[str], *, max_bytes: int = table.MAX_FILE) -> list[bytes]:
-        """Return several whole files."""
         for name in names:
             size = self.size(name)
             if size is None or not 0 <= size <= max_bytes:

@@ -11,6 +11,7 @@ from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.text import excerpt
 
+# APPNOTE.TXT of PKWARE, sections 4.3.7, 4.3.12, 4.3.16, 4.3.14 and 4.3.15.
 _LOCAL, _ENTRY, _END, _END64 = 30, 46, 22, 76
 """Bytes in a zip archive: a member's header, its entry in the directory (both without its name), the record at the end,
 and what is before that in zip64 (a record of 56 bytes and a locator of 20)."""
@@ -61,11 +62,13 @@ class CheckedArchive:
 
 
 def _encoding(info: zipfile.ZipInfo) -> str:
+    # APPNOTE.TXT, appendix D: without the flag a name is in IBM code page 437
     return "utf-8" if info.flag_bits & _UTF8 else "cp437"
 
 
 def _inflated(packed: memoryview, size: int) -> bytes:
     """Unpack at most one byte more than ``size``, so that a wrong size is noticed and no more memory is used."""
+    # negative: deflate without a header of zlib
     return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, size + 1)
 
 
@@ -73,13 +76,9 @@ def check_archive(data: bytes | memoryview, *, location: str, limits: Limits) ->
     """Check an archive's directory and return its format.
 
     Bytes before the first member or a comment behind the directory are refused: two readers could then find two
-    different directories in one file.
-
-    Raises
-    ------
-    IntegrityError
-        Not a whole zip archive; members that overlap, have the same name, lead out of the archive or are encrypted;
-        too many members, too many bytes unpacked, or too many for their packed size; neither torch's nor numpy's.
+    different directories in one file. Raises ``IntegrityError``: not a whole zip archive; members that overlap, have
+    the same name, lead out of the archive or are encrypted; too many members, too many bytes unpacked, or too many for
+    their packed size; neither torch's nor numpy's.
     """
     file = BytesIO(data)
     try:
@@ -114,6 +113,7 @@ def check_archive(data: bytes | memoryview, *, location: str, limits: Limits) ->
 def _check_member(info: zipfile.ZipInfo, *, location: str) -> None:
     name = info.filename
     parts = name.removesuffix("/").split("/")
+    # a colon may follow a drive of Windows
     if not name.isprintable() or "\\" in name or ":" in parts[0] or not _ASIDE.isdisjoint(parts):
         reject(location, "member name", "a relative path inside the archive", ascii(name))
     # zipfile cuts a name off at its first NUL.
@@ -130,6 +130,7 @@ def _check_member(info: zipfile.ZipInfo, *, location: str) -> None:
 
 def _check_no_overlap(infos: list[zipfile.ZipInfo], stop: int, *, location: str) -> None:
     """Check that members follow one another, from the file's first byte."""
+    # members that share bytes are how a small file unpacks to a huge one (D. Fifield, A better zip bomb, 2019)
     end = 0
     for info in sorted(infos, key=lambda item: item.header_offset):
         if info.header_offset < end or (end == 0 and info.header_offset != 0):
@@ -147,6 +148,7 @@ def _check_directory(file: IO[bytes], infos: list[zipfile.ZipInfo], start: int, 
     names = sum(len(info.filename.encode(_encoding(info))) for info in infos)
     stop = start + names + sum(_ENTRY + len(info.extra) + len(info.comment) for info in infos)
     file.seek(-_END, 2)
+    # the total number of entries
     declared = int.from_bytes(file.read(_END)[10:12], "little")
     # 0xFFFF: zip64 keeps the number of entries in its own record.
     if stop not in (size - _END, size - _END - _END64) or declared not in (len(infos), 0xFFFF):
@@ -160,6 +162,7 @@ def _format_and_folder(names: dict[str, zipfile.ZipInfo], *, location: str) -> t
         folder = pickles[0].removesuffix("data.pkl")
         if stray := [name for name in names if not name.startswith(folder)]:
             reject(location, "archive", f"every member in {folder!r}, as torch.save writes", repr(stray[0]))
+        # torch.jit.save writes it beside data.pkl, torch.save does not
         if f"{folder}constants.pkl" in names:
             step = "Save model.state_dict() with torch.save: a program cannot be contributed."
             reject(location, "format", "a state dict", "a TorchScript program (torch.jit.save)", step)

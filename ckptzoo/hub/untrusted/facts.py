@@ -39,8 +39,6 @@ def columns_of(facts: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
 
     Facts within others have dotted names.
 
-    Examples
-    --------
     >>> columns_of({"Test-Acc": "63.2", "args.seed": 3, "epoch": 2, "best_test_acc": 0.9})
     {'claimed_test_accuracy': ('Test-Acc', 63.2), 'epoch': ('epoch', 2.0), 'seed': ('args.seed', 3)}
     """

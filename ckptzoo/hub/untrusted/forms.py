@@ -4,9 +4,9 @@ import re
 
 from ckptzoo.hub.untrusted import hdf5_files, msgpack_files, numpy_files, safetensors, torch_files
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import CONTAINERS, NOT_READ, NOT_READ_BY_PATH, UNKNOWN, Form
+from ckptzoo.hub.untrusted.formats import CONTAINERS, NOT_READ, NOT_READ_BY_PATH, UNKNOWN, FileForm
 
-READ: tuple[Form, ...] = (
+READ: tuple[FileForm, ...] = (
     torch_files.TORCH,
     safetensors.SAFETENSORS,
     numpy_files.NPZ,
@@ -16,7 +16,7 @@ READ: tuple[Form, ...] = (
     msgpack_files.MSGPACK,
 )
 """Forms that are read, the most frequent first."""
-FORMS: dict[str, Form] = {form.name: form for form in (*NOT_READ_BY_PATH, *READ, *NOT_READ, *CONTAINERS, UNKNOWN)}
+FORMS: dict[str, FileForm] = {form.name: form for form in (*NOT_READ_BY_PATH, *READ, *NOT_READ, *CONTAINERS, UNKNOWN)}
 """Every form by its name."""
 _BY_CONTENT = tuple(
     (form, form.recognises)
@@ -32,7 +32,7 @@ _STRICT = ("safetensors", "torch", "npz")
 """Forms of files in contributions."""
 
 
-def form_of(head: bytes, path: str) -> Form:
+def form_of(head: bytes, path: str) -> FileForm:
     r"""Tell the form of a file by its first ``HEAD_BYTES`` bytes and its path or name.
 
     Examples
@@ -46,7 +46,7 @@ def form_of(head: bytes, path: str) -> Form:
     return next((form for form, recognises in _BY_CONTENT if recognises(head, path)), UNKNOWN)
 
 
-def read_form(head: bytes, path: str, *, location: str, strict: bool = False) -> Form:
+def read_form(head: bytes, path: str, *, location: str, strict: bool = False) -> FileForm:
     """Return the form of a file that is to be read, with ``strict`` only one that may be contributed; raise
     ``IntegrityError`` for others.
     """

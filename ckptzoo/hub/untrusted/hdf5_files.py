@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import Form
+from ckptzoo.hub.untrusted.formats import FileForm
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.numpy_files import with_facts
 from ckptzoo.schema.architecture import ITEMSIZE
@@ -39,10 +39,12 @@ def read_hdf5(data: bytes, *, location: str, limits: Limits) -> Any:
     ``model_weights/dense/dense/kernel:0``. Keras 3 numbers the tensors of a layer: ``layers.dense.vars.0``.
     Raises ``IntegrityError`` where the file is damaged, leads out of itself, or declares more than the limits.
     """
+    # before h5py is imported: the library reads it when it begins
     os.environ["HDF5_PLUGIN_PRELOAD"] = _NO_PLUGINS
     import h5py
 
     try:
+        # h5py raises all these classes for damaged files
         with h5py.File(BytesIO(data), "r") as file:
             return _Tree(h5py, location, limits, len(data)).read(file)
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
@@ -94,12 +96,14 @@ class _Tree:
 
     def identity(self, item: Any) -> Any:
         """Return a key that is equal for an object reached by two links."""
+        # the file's number and the address in it, as of two hard links to one group
         info = self.h5py.h5o.get_info(item.id)
         return info.fileno, info.addr
 
     def listed(self, group: Any) -> list[str]:
         """Return the paths below a group that Keras lists in an attribute, in the order of the network."""
         for key in ("layer_names", "weight_names"):
+            # Keras writes both, as arrays of fixed-length bytes
             names = group.attrs.get(key, ()) if key in group.attrs else ()
             if len(names) and len(names) <= self.limits.tensors:
                 return [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names]
@@ -107,6 +111,7 @@ class _Tree:
 
     def item(self, group: Any, name: str, path: str, depth: int, order: Sequence[str]) -> Any:
         """Return a group as a mapping, a dataset as an array; None for what holds no numbers."""
+        # as a link: to get the object would open the file that an external link names
         link = group.get(name, getlink=True)
         if not isinstance(link, self.h5py.HardLink):
             kind = "a link to another file" if isinstance(link, self.h5py.ExternalLink) else "a soft link"
@@ -165,7 +170,7 @@ def _without_repeats(tree: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-HDF5 = Form(
+HDF5 = FileForm(
     "hdf5",
     "an HDF5 file",
     "`89` `HDF`",

@@ -32,7 +32,7 @@ from ckptzoo.hub.untrusted.values import (
     Known,
     Mapping,
     Storage,
-    Tensor,
+    TorchTensor,
     are_naturals,
     bytes_of,
     class_named,
@@ -70,7 +70,7 @@ class _Bytes(Known):
         return bytes_of(content)
 
 
-class _Complex(Known):
+class _ComplexNumber(Known):
     def __new__(cls, real: Any = 0.0, imaginary: Any = 0.0) -> Any:
         return complex(float(real), float(imaginary)) if _is_real(real) and _is_real(imaginary) else None
 
@@ -106,14 +106,14 @@ class _Device(Known):
 class _RebuildTensor(Known):
     def __new__(cls, storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Any:
         dtype = storage.dtype if isinstance(storage, Storage) else ""
-        return Tensor(storage, offset, shape, strides, dtype, _is_negative(rest[2:]))
+        return TorchTensor(storage, offset, shape, strides, dtype, _is_negative(rest[2:]))
 
 
 class _RebuildTensorV3(Known):
     def __new__(cls, storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> Any:
         dtype = rest[2] if len(rest) > 2 else ""
         name = dtype.text if isinstance(dtype, DType) else getattr(dtype, "name", described(dtype))
-        return Tensor(storage, offset, shape, strides, name.removeprefix("torch."), _is_negative(rest[3:]))
+        return TorchTensor(storage, offset, shape, strides, name.removeprefix("torch."), _is_negative(rest[3:]))
 
 
 class _RebuildFromType(Known):
@@ -157,7 +157,7 @@ class _FromBuffer(Known):
 _KNOWN: dict[str, type[Any]] = {
     "collections.OrderedDict": Mapping, "collections.defaultdict": Mapping, "collections.Counter": Mapping,
     "builtins.set": _Set, "builtins.frozenset": _Frozenset, "builtins.bytearray": _Bytearray, "builtins.bytes": _Bytes,
-    "builtins.complex": _Complex, "_codecs.encode": _Encode, "copyreg._reconstructor": _Reconstructor,
+    "builtins.complex": _ComplexNumber, "_codecs.encode": _Encode, "copyreg._reconstructor": _Reconstructor,
     "torch._utils._rebuild_tensor": _RebuildTensor, "torch._utils._rebuild_tensor_v2": _RebuildTensor,
     "torch._utils._rebuild_tensor_v3": _RebuildTensorV3, "torch._utils._rebuild_parameter": _First,
     "torch._utils._rebuild_parameter_with_state": _First, "torch.nn.parameter.Parameter": _First,
@@ -176,19 +176,11 @@ for _core in ("numpy.core", "numpy._core"):
 class Unpickler(pickle.Unpickler):
     r"""Reads one pickle from a stream; ``load`` gives plain values, ``Mapping``, ``Numbers`` and ``Inert`` objects.
 
-    Afterwards the stream is behind the pickle. ``storages`` are by key, filled as persistent ids name them;
-    callers give them their ``content``. ``load_nested`` reads a file of torch.save that is in the pickle as
-    bytes. ``globals`` are the names that the pickle looked up, in order.
+    Afterwards the stream is behind the pickle. ``storages`` are by key, filled as persistent ids name them; callers
+    give them their ``content``. ``load_nested`` reads a file of torch.save that is in the pickle as bytes. ``globals``
+    are the names that the pickle looked up, in order. Raises ``InertError`` where something that is put together here
+    is not as its library writes it, and whatever the machine raises on bytes that are no pickle.
 
-    Raises
-    ------
-    InertError
-        Something that is put together here is not as its library writes it.
-    Exception
-        Whatever the unpickler and its arguments raise on bytes that are no pickle.
-
-    Examples
-    --------
     >>> import io
     >>> reader = Unpickler(io.BytesIO(b"cos\nsystem\n(S'ls'\ntR."))
     >>> reader.load().args, list(reader.globals)
@@ -281,6 +273,7 @@ class JoblibUnpickler(_MACHINE):
         # since joblib 1.3 a byte says how many follow it before the numbers, which begin at a multiple of 16 bytes
         if described_by.get("numpy_array_alignment_bytes") is not None:
             self._stream.read(int.from_bytes(self._stream.read(1)))
+        # a character of numpy's texts takes 4 bytes (UCS-4)
         nbytes = prod(shape) * int(kind[2]) * (4 if kind[1] == "U" else 1)
         position = self._stream.tell()
         left = self._stream.seek(0, 2) - position
@@ -291,6 +284,7 @@ class JoblibUnpickler(_MACHINE):
         array.__setstate__((shape, dtype, described_by.get("order") == "F", self._stream.read(nbytes)))
         return array
 
+    # a copy: the class's own table is that of every unpickler in Python
     dispatch: ClassVar[dict[int, Any]] = {**_MACHINE.dispatch, pickle.BUILD[0]: load_build}
 
 
@@ -333,4 +327,5 @@ def _is_negative(rest: tuple[Any, ...]) -> bool:
 
 
 def _is_real(value: Any) -> bool:
+    # float() of an integer from 2**1024 on raises OverflowError
     return type(value) in (int, float) and abs(value) < 2.0**1000

@@ -91,8 +91,6 @@ def copies(trees: Mapping[str, Tree]) -> list[dict[str, str]]:
     Each result maps the keys of a network to the key that gives its tensors their names; the list is empty where
     no key is a copy.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> layer = {"linear.w": np.ones(2)}
     >>> copies({"params": layer, "ema_params": layer, "batch_stats": {"norm.mean": np.ones(2)}})
@@ -130,8 +128,6 @@ def are_networks(trees: Sequence[Tree]) -> bool:
 def statistics_in(names: tuple[str, ...]) -> frozenset[str]:
     """Return the names of tensors that Flax, Haiku and Keras 3 keep beside parameters.
 
-    Examples
-    --------
     >>> sorted(statistics_in(("params.a.w", "batch_stats.b.mean", "batch_normalization.vars.3")))
     ['batch_normalization.vars.3', 'batch_stats.b.mean']
     """
@@ -153,8 +149,6 @@ def side_by_side(value: Any) -> dict[str, Tree]:
     Items with the same tensors are networks where these are more than those of one layer; keys of a mapping of such
     have numbers, as seeds or epochs have. Empty where it is anything else.
 
-    Examples
-    --------
     >>> net = [np.ones((2, 3)), np.ones(2), np.ones((1, 2)), np.ones(1)]
     >>> list(side_by_side([net, net])), side_by_side([[np.ones((2, 2)), np.ones(2)]] * 2)
     (['0', '1'], {})
@@ -184,8 +178,6 @@ def signature(value: Any) -> dict[str, tuple[int, ...]]:
 def is_copy_name(key: str) -> bool:
     """Tells whether a key is that of another copy of a network, such as an average of its weights.
 
-    Examples
-    --------
     >>> is_copy_name("ema_params"), is_copy_name("params")
     (True, False)
     """

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import Form
+from ckptzoo.hub.untrusted.formats import FileForm
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.values import MAX_DIMENSIONS, InertError
 from ckptzoo.schema.architecture import ITEMSIZE
@@ -38,6 +38,7 @@ def read_msgpack(data: bytes, *, location: str, limits: Limits) -> Any:
         return array if code == _ARRAY else array.reshape(-1)[0].item() if array.size == 1 else None
 
     try:
+        # strict_map_key would refuse numbers as keys, which lists in Flax have
         root = msgpack.unpackb(data, raw=False, strict_map_key=False, ext_hook=array_of, **_bounds(len(data)))
         return _joined(root)
     except InertError as error:
@@ -48,6 +49,7 @@ def read_msgpack(data: bytes, *, location: str, limits: Limits) -> Any:
 
 def _bounds(size: int) -> dict[str, int]:
     return {
+        # msgpack allocates what a length declares before it reads the items
         "max_str_len": min(size, _MAX_TEXT),
         "max_bin_len": size,
         "max_ext_len": size,
@@ -62,6 +64,7 @@ def _array(described: Any) -> NDArray[Any]:
     is_shape = isinstance(shape, list) and len(shape) <= MAX_DIMENSIONS
     if not is_shape or not all(type(length) is int and 0 <= length < 2**62 for length in shape):
         raise InertError("array", f"a shape of at most {MAX_DIMENSIONS} axes", str(shape)[:80])
+    # numpy's code of the bfloat16 of ml_dtypes, which is no dtype of its own
     name = {"V2": "bfloat16", "|V2": "bfloat16"}.get(str(name), name)
     if name not in ITEMSIZE or not isinstance(content, bytes):
         raise InertError("dtype", "one of " + ", ".join(ITEMSIZE), str(name)[:80])
@@ -108,7 +111,7 @@ def _is_flax(head: bytes, path: str) -> bool:
     return bool(skip and text) and text.decode("utf-8", "replace").isprintable() and b"\0" not in text
 
 
-MSGPACK = Form(
+MSGPACK = FileForm(
     "msgpack",
     "a msgpack file of Flax",
     "a mapping whose first key is a text",

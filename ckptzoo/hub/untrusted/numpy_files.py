@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.untrusted.archives import check_archive
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import Form, first_member
+from ckptzoo.hub.untrusted.formats import FileForm, first_member
 from ckptzoo.hub.untrusted.inert import Unpickler
 from ckptzoo.hub.untrusted.layer_trees import LEAF_NAMES
 from ckptzoo.hub.untrusted.limits import Limits
@@ -59,8 +59,6 @@ def with_facts(items: Mapping[str, Any]) -> dict[str, Any]:
 
     A float is a tensor where it has the dtype of the others, and no name of a figure.
 
-    Examples
-    --------
     >>> with_facts({"w": np.ones(2, np.float32), "epoch": np.array(3), "scale": np.array(2, np.float32)})["epoch"]
     3
     """
@@ -164,6 +162,7 @@ def _read_array(
     if len(content) - start > nbytes and bytes(content[start + nbytes : start + nbytes + len(_MAGIC)]) != _MAGIC:
         reject(location, what, f"{nbytes} bytes from its shape", f"{len(content) - start} in the file", _STEP)
     array = np.frombuffer(content[start : start + nbytes], dtype).reshape(shape, order="F" if fortran else "C")
+    # ascontiguousarray gives an array without axes one
     made = np.ascontiguousarray(array, dtype.newbyteorder("=")).reshape(shape)
     return made, len(content) - start - nbytes
 
@@ -190,6 +189,7 @@ def _read_header(stream: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]
         return np.lib.format.read_array_header_1_0(stream, max_header_size=_MAX_HEADER)
     if version == (2, 0):
         return np.lib.format.read_array_header_2_0(stream, max_header_size=_MAX_HEADER)
+    # 3.0 differs in names of fields beyond latin-1 alone, which plain arrays do not have (numpy.lib.format)
     raise ValueError(f"version {version}")
 
 
@@ -199,7 +199,7 @@ def _is_npz(head: bytes, path: str) -> bool:
     return member is not None and member.endswith(".npy") and not path.lower().endswith(".zip")
 
 
-NPZ = Form(
+NPZ = FileForm(
     "npz",
     "an .npz archive",
     "a zip archive that begins with a `.npy`",
@@ -208,7 +208,7 @@ NPZ = Form(
     becomes="one network of its arrays; vectors with `--layout`, samples with `--stacked`",
     facts="scalars among the arrays",
 )
-NPY = Form(
+NPY = FileForm(
     "npy",
     "an array of numpy.save",
     "`93` `NUMPY`, also behind a line of JSON, as Equinox writes it",

@@ -59,6 +59,7 @@ def module_tensors(module: Inert, buffers: set[str], prefix: str = "", depth: in
     Raises ``InertError`` for more tensors or levels than bounds allow: modules may contain one another.
     """
     attributes = module.attributes
+    # buffers of register_buffer(persistent=False), which state_dict() leaves out; older modules lack the set
     dropped = attributes.get("_non_persistent_buffers_set")
     own = {**attributes["_parameters"], **attributes["_buffers"]}
     found = {
@@ -83,8 +84,6 @@ def is_figure_name(key: Any) -> bool:
 def number_list(key: Any, value: Any) -> np.ndarray[Any, Any] | None:
     """Return the array that a list of numbers beside tensors stands for; None for figures, and for any other value.
 
-    Examples
-    --------
     >>> number_list("bias", [0.5, 1.0]), number_list("train_losses", [0.5, 1.0])
     (array([0.5, 1. ]), None)
     """
@@ -95,6 +94,7 @@ def number_list(key: Any, value: Any) -> np.ndarray[Any, Any] | None:
         items = flat.pop()
         count += len(items)
         inner = [item for item in items if isinstance(item, list | tuple)]
+        # of integers beyond 64 bits numpy makes an array of objects
         are_numbers = all(type(item) in (int, float) and abs(item) < 2.0**63 for item in items)
         if not items or count > _MAX_NUMBERS or not (len(inner) == len(items) or are_numbers):
             return None
@@ -225,6 +225,7 @@ def is_training_state(key: Any, value: Any) -> bool:
     value = as_dict(value)
     if isinstance(value, Inert) and value.name.startswith(_OPTIMISER_MODULES):
         return True
+    # state_dict() of torch's optimisers has the keys state and param_groups
     if "param_groups" in (value.attributes if isinstance(value, Inert) else value if isinstance(value, dict) else ()):
         return True
     # an optimiser may keep its state by the tensors that it changes

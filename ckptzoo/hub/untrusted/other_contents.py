@@ -62,8 +62,6 @@ def other_content(dtypes: Mapping[str, str]) -> str | None:
 
     Other dtypes than those of zoos are taken for floats, and refused elsewhere.
 
-    Examples
-    --------
     >>> other_content({"mean": "float64", "var": "float64"})
     'means and deviations, and no weights'
     >>> other_content({"0.weight": "float32", "0.running_mean": "float32"})

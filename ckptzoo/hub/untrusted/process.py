@@ -67,12 +67,12 @@ class ReadingProcess:
         return files, arrays
 
     def close(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.kill()
             for stream in (self._process.stdin, self._process.stdout):
                 with contextlib.suppress(OSError):  # what was not sent yet
                     stream.close()  # pyright: ignore[reportOptionalMemberAccess]
+            # a process that has ended stays in the system's table until somebody waits for it (wait(2))
             self._process.wait()
         if self._errors is not None:
             self._errors.close()
@@ -116,10 +116,12 @@ class ReadingProcess:
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self._folder = tempfile.TemporaryDirectory(prefix="ckptzoo-untrusted-")
+        # not a pipe: one that is full and that nobody reads would stop the process
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         home = self._folder.name
         paths = [entry for entry in sys.path if Path(entry).is_absolute()]
         environment = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8"}
+        # threads of BLAS, which nothing here needs, take address space, and that is bounded
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment |= {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
         self._process = subprocess.Popen(
@@ -129,6 +131,7 @@ class ReadingProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            # Ctrl-C at a terminal reaches this process alone, which ends the other one itself
             start_new_session=True,
         )
         return self._process

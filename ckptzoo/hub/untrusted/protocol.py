@@ -28,6 +28,7 @@ LENGTH_BYTES = 8
 ALIGNMENT = 8
 MAX_REPORT = 64 * 2**20
 """Bytes of a frame's JSON."""
+# NPY_MAXDIMS of numpy 2
 _MAX_DIMENSIONS = 64
 # A float is sent as a hexadecimal text: JSON has neither infinities nor NaN.
 _FACT_TYPES: dict[Any, type] = {"bool": bool, "int": int, "str": str}
@@ -110,6 +111,7 @@ def encode_answer(files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]]) -
 def padded(arrays: Iterable[NDArray[Any]]) -> Iterable[bytes | memoryview]:
     """Yield the bytes of C-contiguous arrays as they follow an answer."""
     for array in arrays:
+        # arrays of bfloat16 have no buffer of their own
         yield array.reshape(-1).view(np.uint8).data if array.size else b""
         yield bytes(-array.nbytes % ALIGNMENT)
 
@@ -141,12 +143,14 @@ def read_answer(stream: IO[bytes], locations: Sequence[str], limits: Limits) -> 
     """
     location = locations[0]
     length = int.from_bytes(_exactly(stream, LENGTH_BYTES), "little")
+    # what read a stranger's file may be in the hands of whoever wrote it: everything in its answer is checked
     if length > MAX_REPORT:
         _reject_answer(location, f"a report of at most {MAX_REPORT} bytes", f"{length} bytes")
     content = parse(bytes(_exactly(stream, length)), location=location, max_bytes=MAX_REPORT)
     most = limits.tensors * len(locations)
     kinds = [_checked_array(item, location) for item in _checked_list(content.get("kinds"), location, most)]
     indices = _checked_list(content.get("arrays"), location, most)
+    # a bool of JSON is an int of Python too
     if any(type(index) is not int or not 0 <= index < len(kinds) for index in indices):
         _reject_answer(location, f"arrays of {len(kinds)} kinds", "others")
     arrays = _read_arrays(stream, [kinds[index] for index in indices], location, limits)

@@ -143,6 +143,7 @@ def set_limits(memory_bytes: int) -> int:
     for kind, bound in (
         (resource.RLIMIT_AS, most),
         (resource.RLIMIT_FSIZE, _MESSAGE_BYTES),
+        # a crash leaves no file with the bytes of others
         (resource.RLIMIT_CORE, 0),
     ):
         hard = resource.getrlimit(kind)[1]
@@ -162,6 +163,7 @@ def bound_memory(request_bytes: int, most: int) -> None:
     allowed = _used_bytes() + _REQUEST_BYTES + _EXPANSION * request_bytes
     with contextlib.suppress(OSError, ValueError):
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+        # RLIM_INFINITY is below 0
         resource.setrlimit(resource.RLIMIT_AS, (min(allowed, most, hard if hard > 0 else most), hard))
 
 
@@ -173,6 +175,7 @@ def _used_bytes() -> int:
 
 def main() -> None:
     """Answer requests from standard input on standard output until the input ends."""
+    # the last line on the standard error is taken for the error that ended this process
     warnings.simplefilter("ignore")
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     most = 0
@@ -182,6 +185,7 @@ def main() -> None:
         jobs = [Job(**item) for item in request["files"]]
         if not most:
             most = set_limits(limits.memory_bytes)
+            # what was imported need not be searched in each collection
             gc.freeze()
         bound_memory(sum(job.length for job in jobs), most)
         answer, files = _Answer(limits), list[FileAnswer]()

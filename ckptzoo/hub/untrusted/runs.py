@@ -79,8 +79,6 @@ class Run:
 def run_of(path: str) -> Run:
     """Return the run of a file by its path.
 
-    Examples
-    --------
     >>> run_of("seed0/ckpt_2.pth")
     Run(member='seed0', step=2, epoch=None, is_part=True)
     >>> run_of("run1/checkpoint-500/model.safetensors")
@@ -157,8 +155,6 @@ def id_of(path: str) -> str:
 def step_of(facts: Mapping[str, Any]) -> int | None:
     """Return the optimiser steps that a file says it was saved at.
 
-    Examples
-    --------
     >>> step_of({"epoch": 3, "global_step": 2814}), step_of({"epoch": 3})
     (2814, None)
     """
@@ -173,8 +169,6 @@ def step_of(facts: Mapping[str, Any]) -> int | None:
 def facts_of(path: str) -> dict[str, int]:
     """Return the numbers beside words in a path that say which run of several a file is of.
 
-    Examples
-    --------
     >>> facts_of("fold_10/seed3/model_best.pt")
     {'fold': 10, 'seed': 3}
     """

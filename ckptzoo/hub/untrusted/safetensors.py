@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format.header import Entry, header_length, numpy_dtype, read_header
 from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network, with_next_step
-from ckptzoo.hub.untrusted.formats import Form
+from ckptzoo.hub.untrusted.formats import FileForm
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.other_contents import MASK, MOMENTS, is_mask, other_content
 from ckptzoo.hub.untrusted.results import Fact, StateDict
@@ -125,7 +125,6 @@ def _entries(text: bytes, described: Mapping[str, Any], *, size: int, location: 
 
 
 def _read_array(file: IO[bytes], entry: Entry, location: str) -> NDArray[Any]:
-    """Return a copy of one tensor's bytes."""
     raw = np.empty(entry.nbytes, np.uint8)
     view, done = raw.data, 0
     file.seek(entry.offset)
@@ -144,10 +143,11 @@ def _read(data: bytes, location: str, limits: Limits, strict: bool) -> StateDict
     return read_state_dict(BytesIO(data), location, location.rpartition("/")[2], limits)
 
 
-SAFETENSORS = Form(
+SAFETENSORS = FileForm(
     "safetensors",
     "a safetensors file",
     "8 bytes of a length, and `{`",
+    # a header begins with { (README of safetensors, Format)
     lambda head, path: head[8:9] == b"{" and int.from_bytes(head[:8], "little") < 2**32,
     read=_read,
     becomes="one network; shards `NAME-00001-of-00003.safetensors` together; adapters of PEFT, parts of pipelines",

@@ -42,8 +42,6 @@ _MANY = 4
 def about_weights(items: Sequence[tuple[Any, Any]]) -> dict[int, str]:
     """Return the places of entries that hold numbers about the weights beside them, and what they are.
 
-    Examples
-    --------
     >>> weights = {"fc.weight": np.ones((2, 2)), "fc.bias": np.ones(2)}
     >>> about_weights([("model", weights), ("exp_avg", weights), ("ema", weights)])
     {1: 'the state of an optimiser'}
@@ -53,48 +51,46 @@ def about_weights(items: Sequence[tuple[Any, Any]]) -> dict[int, str]:
     keys = {
         key.lower()[:100]: at for at, (key, item) in enumerate(items) if isinstance(key, str) and is_container(item)
     }
-    named = {at: what for key, at in keys.items() if (what := _said_of(key))}
+    named = {at: meaning for key, at in keys.items() if (meaning := _said_of(key))}
     if not _PARAMETERS & keys.keys():  # of flows the velocity is a network
-        named = {at: what for at, what in named.items() if not items[at][0].lower().startswith("velocit")}
+        named = {at: meaning for at, meaning in named.items() if not items[at][0].lower().startswith("velocit")}
     pairs = [(keys[one], keys[other]) for one, other in _TWO_MOMENTS if one in keys and other in keys]
     if not named and not pairs:
         return {}
     shapes = {at: signature(item) for at, (_, item) in enumerate(items) if is_container(item)}
     weights = {key: shapes[at] for key, at in keys.items() if at not in named and shapes[at]}
-    found = {at: what for at, what in named.items() if _is_about(what, shapes[at], weights)}
+    about = {at: meaning for at, meaning in named.items() if _is_about(meaning, shapes[at], weights)}
     for first, second in pairs:
         # heads of a network may be called so: their weights are not wrapped, and others stand beside them
         is_alone = items[first][0] == "mu" and len(weights) == 2
         if shapes[first] and shapes[first] == shapes[second] and (is_alone or _have(shapes[first], weights)):
-            found |= dict.fromkeys((first, second), OPTIMISER)
-    return found
+            about |= dict.fromkeys((first, second), OPTIMISER)
+    return about
 
 
 def said_of_file(stem: str) -> str:
     """Tell what a file's name says about its relation to weights, where it holds none itself; empty where it says
     nothing of the kind.
 
-    Examples
-    --------
     >>> said_of_file("grads_3"), said_of_file("model"), said_of_file("val_loss")
     ('derivatives, and no weights', '', '')
     """
-    what = _said_of(re.sub(r"[-_.]?\d+$", "", stem.lower()[:100]))
-    return "" if what in (_LOSS, _DIFFERENCES) or stem.lower().startswith("velocit") else what
+    meaning = _said_of(re.sub(r"[-_.]?\d+$", "", stem.lower()[:100]))
+    return "" if meaning in (_LOSS, _DIFFERENCES) or stem.lower().startswith("velocit") else meaning
 
 
 def _said_of(name: str) -> str:
     """Return what a name says of numbers about weights; empty where it says nothing of the kind."""
-    return next((what for what, pattern in _NAMES.items() if pattern.fullmatch(name)), "")
+    return next((meaning for meaning, pattern in _NAMES.items() if pattern.fullmatch(name)), "")
 
 
-def _is_about(what: str, own: Mapping[str, Any], weights: Mapping[str, Mapping[str, Any]]) -> bool:
+def _is_about(meaning: str, own: Mapping[str, Any], weights: Mapping[str, Mapping[str, Any]]) -> bool:
     is_dotted = any("." in name for name in own)
-    if not own or what == _LOSS:  # the state of a loss has any tensors
+    if not own or meaning == _LOSS:  # the state of a loss has any tensors
         return bool(own) and any("." in name for other in weights.values() for name in other)
-    if what != _DIFFERENCES and is_dotted and not weights:
+    if meaning != _DIFFERENCES and is_dotted and not weights:
         return True
-    return (len(own) >= _MANY or (is_dotted and what != _DIFFERENCES)) and _have(own, weights)
+    return (len(own) >= _MANY or (is_dotted and meaning != _DIFFERENCES)) and _have(own, weights)
 
 
 def _have(own: Mapping[str, Any], weights: Mapping[str, Mapping[str, Any]]) -> bool:
@@ -110,22 +106,22 @@ def completed(states: list[State], lists: Mapping[Path, Sequence[Any]]) -> dict[
     average that was completed or added to those of its network.
     """
     networks = [state for state in states if not any(is_copy_name(key) and "online" not in key for key in state[0])]
-    found: dict[Path, str] = {}
+    networks_by_average: dict[Path, str] = {}
     for at, (path, tensors, buffers) in enumerate(states):
         if not any(map(is_copy_name, path)):
             continue
         of = [state for state in networks if tensors.keys() < state[1].keys() and _is_part(tensors, state)]
         if len(of) == 1:
             states[at] = (path, {name: tensors.get(name, item) for name, item in of[0][1].items()}, buffers | of[0][2])
-            found[path] = ".".join(of[0][0])
+            networks_by_average[path] = ".".join(of[0][0])
     for path, items in lists.items():
         wanted = [tuple(item.shape) for item in items]
         of = [state for state in networks if [tuple(state[1][name].shape) for name in _parameters(state)] == wanted]
         if is_average(path) and len(of) == 1:
             own = dict(zip(_parameters(of[0]), items, strict=True))
             states.append((path, {name: own.get(name, item) for name, item in of[0][1].items()}, of[0][2]))
-            found[path] = ".".join(of[0][0])
-    return found
+            networks_by_average[path] = ".".join(of[0][0])
+    return networks_by_average
 
 
 def is_average(path: Path) -> bool:
@@ -152,8 +148,6 @@ def _parameters(state: State) -> list[str]:
 def times_of(paths: Sequence[Path], lists: Mapping[Path, Sequence[Any]]) -> tuple[dict[Path, int], set[Path]]:
     """Return facts of networks in a list where another list says when each was saved, and the lists that say it.
 
-    Examples
-    --------
     >>> times_of([("saved", "0"), ("saved", "1")], {("epochs",): [0, 50]})
     ({('saved', '0', 'epoch'): 0, ('saved', '1', 'epoch'): 50}, {('epochs',)})
     """
@@ -161,7 +155,7 @@ def times_of(paths: Sequence[Path], lists: Mapping[Path, Sequence[Any]]) -> tupl
     for path in paths:
         if path and path[-1].isdecimal():
             groups.setdefault(path[:-1], []).append(path)
-    found: dict[Path, int] = {}
+    facts: dict[Path, int] = {}
     used = set[Path]()
     for path, numbers in lists.items():
         word = _TIMES.fullmatch(path[-1].lower())
@@ -171,9 +165,9 @@ def times_of(paths: Sequence[Path], lists: Mapping[Path, Sequence[Any]]) -> tupl
             if parent[:-1] == path[:-1] and len(group) == len(numbers) == len(set(numbers)) > 1
         ]
         if word is not None and len(fitting) == 1:
-            found |= {(*item, word[1]): number for item, number in zip(fitting[0], numbers, strict=True)}
+            facts |= {(*item, word[1]): number for item, number in zip(fitting[0], numbers, strict=True)}
             used.add(path)
-    return found, used
+    return facts, used
 
 
 def is_list_of(value: Any, kind: Callable[[Any], bool]) -> bool:
@@ -188,4 +182,5 @@ def is_dense(item: Any) -> bool:
 
 def is_natural(item: Any) -> bool:
     """Tells whether an item is a number of steps or epochs."""
+    # bool is a subclass of int, and steps are int64
     return type(item) is int and 0 <= item < 2**63

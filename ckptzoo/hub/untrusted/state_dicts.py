@@ -78,20 +78,14 @@ class StateCandidate:
 def find_state_dicts(root: Any, *, location: str, limits: Limits, with_moments: bool = False) -> list[StateCandidate]:
     """Find the state dicts in a loaded object.
 
-    A mapping of names to tensors is a state dict. A mapping or a sequence of such is opened, with keys joined by
-    dots; layers within one another (``layer_trees``) are one state dict with dotted names. What holds no weights
-    (``other_contents``) is left out, and named. With ``with_moments`` the moments of a posterior are taken as a
-    state dict, and averages of parameters alone are completed.
+    A mapping of names to tensors is a state dict. A mapping or a sequence of such is opened, with keys joined by dots;
+    layers within one another (``layer_trees``) are one state dict with dotted names. What holds no weights
+    (``other_contents``) is left out, and named. With ``with_moments`` the moments of a posterior are taken as a state
+    dict, and averages of parameters alone are completed. The search is 6 levels deep, and opens a bounded number of
+    containers, so that cycles and shared containers end. A fact belongs to the state dicts that are nearest to it.
 
-    The search is 6 levels deep, and opens a bounded number of containers, so that cycles and shared containers
-    end. A fact belongs to the state dicts that are nearest to it.
-
-    Raises
-    ------
-    NoNetworkError
-        There is none, and no weights of another form.
-    IntegrityError
-        There is none, there are too many, a name cannot be used, or a tensor has a form that is not read.
+    Raises ``NoNetworkError``: there is none, and no weights of another form. Raises ``IntegrityError``: there is none,
+    there are too many, a name cannot be used, or a tensor has a form that is not read.
     """
     search = _Search(location, limits, with_moments=with_moments)
     search.visit(root, (), 0)
@@ -295,6 +289,7 @@ class _Search:
         if not isinstance(value, dict | list | tuple | Inert) or depth > MAX_DEPTH + 1:
             return False
         if id(value) not in self.contains_known:
+            # until it is known, so that containers that hold one another end
             self.contains_known[id(value)] = False
             items = [(key, item) for key, item in items_of(value) if not is_aside(key, item)]
             if (isinstance(value, dict) and any(is_tensor(item) for _, item in items)) or side_by_side(value):
@@ -331,6 +326,7 @@ class _Search:
         if what is not None and not (self.with_moments and what == MOMENTS):
             self.leave_out_other(path, what)
             return
+        # FSDP's FlatParameter: all tensors of a module in one vector, whose shapes are not in the file
         if flat := [name for name in tensors if name.endswith("flat_param")]:
             step = "Save it with FSDP.set_state_dict_type(model, StateDictType.FULL_STATE_DICT)."
             reject(
@@ -417,11 +413,11 @@ class _Search:
 
     def finish(self) -> None:
         """Complete averages, and give networks of a list the times that another list has."""
-        made = completed(self.states, self.tensor_lists) if self.with_moments else {}
-        for path, of in made.items():
+        completed_averages = completed(self.states, self.tensor_lists) if self.with_moments else {}
+        for path, of in completed_averages.items():
             self.facts[*path, "buffers_of"] = of
         for path, items in self.tensor_lists.items():
-            if path not in made:
+            if path not in completed_averages:
                 self.leave_out(path, describe(items))
         times, used = times_of([path for path, *_ in self.states], self.time_lists)
         for path, time in times.items():

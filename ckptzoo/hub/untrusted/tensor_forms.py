@@ -51,12 +51,10 @@ class Sparse(Numbers):
 
     @property
     def dtype(self) -> str:
-        """The dtype of the values."""
         return self._parts[-1].dtype
 
     @property
     def stored(self) -> tuple[int, int]:
-        """The bytes of its indices and values, as in ``Numbers``."""
         return id(self), sum(part.stored[1] for part in self._parts)
 
     def read(self) -> NDArray[Any]:
@@ -109,6 +107,7 @@ def _summed(indices: NDArray[Any], values: NDArray[Any], shape: tuple[int, ...])
             raise InertError("sparse tensor", expected, f"{numbers.min()} to {numbers.max()}")
     dense = np.zeros(shape, values.dtype)
     add = np.logical_or if values.dtype == bool else np.add
+    # dense[indices] += values would count an index that comes twice once
     add.at(dense, tuple(indices), values)
     return dense
 
@@ -161,7 +160,7 @@ class _Stacked(Numbers):
         return np.stack(rows)
 
 
-class Layout(Known):
+class GetLayout(Known):
     """``torch.serialization._get_layout``: the layout's name."""
 
     def __new__(cls, name: Any = "", *_: Any) -> Any:
@@ -180,7 +179,7 @@ class RebuildSparse(Known):
 
 
 SPARSE: dict[str, type[Any]] = {
-    "torch.serialization._get_layout": Layout,
+    "torch.serialization._get_layout": GetLayout,
     "torch._utils._rebuild_sparse_tensor": RebuildSparse,
     "torch._utils._rebuild_sparse_csr_tensor": RebuildSparse,
 }
@@ -194,8 +193,6 @@ for _kind in ("coo", "csr", "csc"):
 def unread_form(value: Any) -> str | None:
     """Return the form of a tensor whose numbers are not read; None for what is none.
 
-    Examples
-    --------
     >>> from ckptzoo.hub.untrusted.values import class_named
     >>> unread_form(class_named("torch.nn.parameter.UninitializedBuffer")())
     'an uninitialised buffer, which has no numbers'

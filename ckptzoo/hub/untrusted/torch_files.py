@@ -6,7 +6,7 @@ from typing import Any
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted.archives import CheckedArchive, check_archive
 from ckptzoo.hub.untrusted.errors import reject
-from ckptzoo.hub.untrusted.formats import LEGACY_MAGIC, Form, first_member
+from ckptzoo.hub.untrusted.formats import LEGACY_MAGIC, FileForm, first_member
 from ckptzoo.hub.untrusted.inert import JoblibUnpickler, Unpickler
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP, check_globals, dtype_step
@@ -35,10 +35,10 @@ def read_torch(data: bytes, *, location: str, limits: Limits, strict: bool, leve
 
 def read_pickle(data: bytes, *, location: str, limits: Limits) -> Any:
     """Read a plain pickle, with the files of torch.save inside it, and arrays that joblib wrote in it."""
-    return _Reader(data, location, limits, strict=False, level=0).load(of_joblib=_ARRAYS_OF_JOBLIB in data)
+    return _PickleReader(data, location, limits, strict=False, level=0).load(of_joblib=_ARRAYS_OF_JOBLIB in data)
 
 
-class _Reader:
+class _PickleReader:
     """Reads the pickles that follow one another in a stream."""
 
     def __init__(self, data: bytes, location: str, limits: Limits, *, strict: bool, level: int) -> None:
@@ -107,9 +107,10 @@ def _read_zip(data: bytes, location: str, limits: Limits, strict: bool, level: i
     size = archive.infos[f"{folder}data.pkl"].file_size
     if size > limits.pickle_bytes:
         reject(location, "data.pkl", f"at most {limits.pickle_bytes} bytes", f"{size} bytes")
+    # torch.save notes the order of its machine's bytes; older files have no such member
     if f"{folder}byteorder" in archive.infos and archive.read(f"{folder}byteorder") != b"little":
         reject(location, "numbers", "little-endian ones", "another order")
-    reader = _Reader(bytes(archive.read(f"{folder}data.pkl")), location, limits, strict=strict, level=level)
+    reader = _PickleReader(bytes(archive.read(f"{folder}data.pkl")), location, limits, strict=strict, level=level)
     root = reader.load(with_storages=True)
     reader.check_sizes()
     for key, storage in reader.storages.items():
@@ -137,7 +138,7 @@ def _member(archive: CheckedArchive, name: str) -> Any:
 
 def _read_legacy(data: bytes, location: str, limits: Limits, strict: bool, level: int) -> Any:
     """Read the format before torch 1.6: pickles, followed by the numbers of each storage."""
-    reader = _Reader(data, location, limits, strict=strict, level=level)
+    reader = _PickleReader(data, location, limits, strict=strict, level=level)
     *_, machine = [reader.load() for _ in range(_PREFACE_PICKLES)]
     if isinstance(machine, dict) and machine.get("little_endian") is False:
         reject(location, "numbers", "little-endian ones", "another order")
@@ -181,12 +182,13 @@ def _is_pickle(head: bytes, path: str) -> bool:
     """Tells a pickle; the protocols 0 and 1 have no mark, so that the suffix has to say it."""
     if head.startswith(b"]\x00\x00"):
         return False  # lzma-compressed bytes
+    # protocols from 2 on begin with the opcode PROTO (PEP 307)
     if head[:1] == b"\x80":
         return head[1:2] in (b"\x00", b"\x01", b"\x02", b"\x03", b"\x04", b"\x05")
     return head[:1] in (b"(", b"}", b"]", b"c") and path.lower().endswith((".pkl", ".pickle", ".p", ".joblib"))
 
 
-TORCH = Form(
+TORCH = FileForm(
     "torch",
     "a file of torch.save",
     "a zip archive that begins with `NAME/data.pkl`; before torch 1.6 a magic number. `.pt` `.pth` `.pth.tar` `.ckpt` "
@@ -197,7 +199,7 @@ TORCH = Form(
     "pickled whole; Gaussians; vectors with `--layout`",
     facts="scalars and settings beside the tensors",
 )
-PICKLE = Form(
+PICKLE = FileForm(
     "pickle",
     "a pickle",
     "`80` and a protocol from 0 to 5, or `.pkl`, `.pickle`; with arrays behind it where joblib wrote it",

@@ -63,7 +63,6 @@ class Inert:
         self._kept().append(value)
 
     def extend(self, values: Any) -> None:
-        """Keep items of a list."""
         self._kept().extend(values)
 
     add = append
@@ -150,7 +149,7 @@ class Storage(Known):
         self.content: Callable[[], Any] | None = None
 
 
-class Tensor(Numbers):
+class TorchTensor(Numbers):
     """A tensor of torch: a view of a storage."""
 
     __slots__ = ("_dtype", "itemsize", "negative", "offset", "shape", "storage", "strides")
@@ -177,7 +176,6 @@ class Tensor(Numbers):
 
     @property
     def dtype(self) -> str:
-        """The dtype in which it was written."""
         return self._dtype
 
     @property
@@ -191,7 +189,6 @@ class Tensor(Numbers):
         return id(self.storage), self.storage.nbytes
 
     def read(self) -> NDArray[Any]:
-        """Return a view of the storage."""
         if self._dtype not in ITEMSIZE:
             raise InertError("dtype", "one of " + ", ".join(ITEMSIZE), self._dtype)
         dtype = numpy_dtype(self._dtype)
@@ -243,16 +240,15 @@ class Array(_Stated, Numbers):
             if len(data) != prod(shape) or len(shape) > MAX_DIMENSIONS:
                 raise InertError(f"array of shape {shape}"[:200], f"{prod(shape)} objects", f"{len(data)}")
             self._state = [_nested(data, shape, fortran=bool(fortran))]  # pyright: ignore[reportAttributeAccessIssue]
+            # the unpickler keeps the object that it made before it knew the state
             self.__class__ = Objects  # pyright: ignore[reportAttributeAccessIssue]
 
     @property
     def shape(self) -> tuple[int, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Lengths of its axes."""
         return self._state[0]
 
     @property
     def dtype(self) -> str:
-        """The name of its dtype in numpy."""
         dtype = self._state[1]
         return dtype.numpy_name if isinstance(dtype, DType) else described(dtype)
 
@@ -263,7 +259,6 @@ class Array(_Stated, Numbers):
         return id(data), len(data) if isinstance(data, str | bytes | bytearray) else 0
 
     def read(self) -> NDArray[Any]:
-        """Return the array in this machine's byte order."""
         shape, dtype, fortran, data = self._state
         if self.dtype not in ITEMSIZE:
             raise InertError("dtype", "one of " + ", ".join(ITEMSIZE), self.dtype)

@@ -42,7 +42,7 @@ class Form(Protocol):
     """How a network takes weights, and back: of ``{name: (B, *shape)}``, numpy or torch, without loss."""
 
     def encode(self, tensors: Mapping[str, Any]) -> Any:
-        """What the network takes.
+        """The input of the network.
 
         Parameters
         ----------

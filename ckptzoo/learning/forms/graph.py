@@ -78,6 +78,7 @@ class Graph(NamedTuple):
         batch = data.Batch(
             _base_cls=data.Data,
             x=x.reshape(B * N, x.shape[2]),
+            # torch_geometric numbers the nodes of all graphs of a batch through
             edge_index=(edge_index[:, None] + N * graphs[:, None]).reshape(2, B * E),
             edge_attr=edge_attr.reshape(B * E, edge_attr.shape[2]),
             edge_layer=edge_layer.repeat(B),
@@ -85,6 +86,7 @@ class Graph(NamedTuple):
             batch=graphs.repeat_interleave(N),
             ptr=N * torch.arange(B + 1, device=x.device),
         )
+        # what from_data_list notes, from which to_data_list and batch[i] take the graphs apart
         batch._num_graphs = B
         sizes = {"x": N, "edge_index": E, "edge_attr": E, "edge_layer": E, "node_group": N}
         batch._slice_dict = {name: size * torch.arange(B + 1) for name, size in sizes.items()}
@@ -229,6 +231,7 @@ class GraphForm:
                 value = spread
             part = slice(start, start + one.edges)
             edge_attr[:, part, : one.width] = value.reshape(B, one.edges, one.width)
+            # the memory is new and holds anything
             edge_attr[:, part, one.width :] = 0
             start += one.edges
         return Graph(x.reshape(B, self._nodes, len(self.features)), edge_attr, **shared)

@@ -22,10 +22,7 @@ Index = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class NodeTensor:
-    """A tensor among the features of nodes.
-
-    ``nodes`` and ``columns`` are (size,) positions of its elements.
-    """
+    """A tensor among the features of nodes. ``nodes`` and ``columns`` are (size,) positions of its elements."""
 
     tensor: Tensor
     nodes: Index
@@ -50,7 +47,6 @@ class EdgeTensor:
 
     @property
     def edges(self) -> int:
-        """Their number."""
         return self.edge_index.shape[1]
 
 
@@ -102,14 +98,12 @@ def _has_edges(tensor: Tensor, symmetry: Symmetry) -> bool:
             f"graph: tensor {tensor.name!r}: expected at most two axes that move, got {axes}. "
             'Use the form "tokens" or "flat".'
         )
+    # one axis that moves, and neither writes nor reads: a table such as positions is a feature of the channels
     return len(actions) != 1 or (actions[0].axis < 2 and actions[0].role in ("out", "in"))
 
 
 class _Nodes:
-    """The nodes of a graph, numbered when all are known.
-
-    A node is first known by its place among all positions that were ever named, and numbered by its set later.
-    """
+    """The nodes of a graph: known by their places among all named positions, and numbered by their sets later."""
 
     def __init__(self, symmetry: Symmetry) -> None:
         for group, inside in symmetry.nested:
@@ -146,6 +140,7 @@ class _Nodes:
             found[places] = channels[:, None]
             slots[places] = first + np.arange(places.shape[1])
         if len(rest := np.flatnonzero(found < 0)):
+            # inputs come before the groups (1), outputs behind them
             key = (0 if side == "in" else 2, f"{tensor.layer}.{side}{size}")
             found[rest] = self._start(key, size) + rest
             self._sets[key] |= set(rest.tolist())
@@ -164,7 +159,6 @@ class _Nodes:
 
     @property
     def count(self) -> int:
-        """Number of nodes."""
         return sum(map(len, self._sets.values()))
 
     def numbers(self) -> Index:
@@ -265,6 +259,7 @@ class _Columns:
     def _first(self, kind: str, nodes: Index, slots: Index) -> int:
         taken = self._taken.setdefault(kind, [])
         width, start = int(slots.max()) + 1, 0
+        # the first columns that no other tensor of the kind has taken at these nodes
         while any(taken[at][nodes].any() for at in range(start, min(start + width, len(taken)))):
             start += 1
         for at in range(start, start + width):

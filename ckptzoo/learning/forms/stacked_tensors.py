@@ -15,9 +15,8 @@ _EXACT = {"float16": 2**11, "bfloat16": 2**8, "float32": 2**24, "float64": 2**53
 
 
 def number_of(tensors: Mapping[str, Any], architecture: Architecture) -> int:
-    """The number B of stacked checkpoints; refuses tensors other than the architecture's.
-
-    Raises a ``ZooError`` that lists every tensor that is missing, unknown or of another shape.
+    """The number B of stacked checkpoints; refuses tensors other than the architecture's. Raises a ``ZooError`` that
+    lists every tensor that is missing, unknown or of another shape.
     """
     found = {name: tuple(value.shape) for name, value in tensors.items()}
     if problems := list(_problems(found, architecture)):
@@ -41,9 +40,8 @@ def _problems(found: Mapping[str, tuple[int, ...]], architecture: Architecture) 
 
 
 def one_dtype(tensors: Mapping[str, Any], architecture: Architecture) -> Any:
-    """The dtype that holds all tensors without loss: that of the floating ones; integers must be exact in it.
-
-    Raises ``ZooError`` if there are several floating dtypes, or an integer that the floating one does not hold.
+    """The dtype that holds all tensors without loss: that of the floating ones; integers must be exact in it. Raises
+    ``ZooError`` if there are several floating dtypes, or an integer that the floating one does not hold.
     """
     location = f"weights of {architecture.name}"
     dtypes = {name: tensors[name].dtype for name in architecture.names}
@@ -55,6 +53,7 @@ def one_dtype(tensors: Mapping[str, Any], architecture: Architecture) -> Any:
         )
     for name in dtypes.keys() - floating.keys() if floating else ():
         most, value = _EXACT.get(kinds[0], 0), tensors[name]
+        # both signs: the absolute value of the least integer overflows
         if dtype_name(value.dtype) != "bool" and bool(((value > most) | (value < -most)).any()):
             step = "Convert the floating tensors to float64."
             expected, got = f"integers up to {most}, which {kinds[0]} holds", "greater ones"
@@ -69,16 +68,14 @@ def converted(array: Any, dtype: Any) -> Any:
 
 def restored(array: Any, dtype: str) -> Any:
     """A part of an encoding as a tensor of this declared dtype: floats stay as they are encoded."""
+    # an encoding may be of another precision, such as what a network has generated
     if "float" in dtype:
         return array
     return converted(array, getattr(array_namespace(array), dtype))
 
 
 def check_encoded(array: Any, shape: tuple[int, ...], what: str, architecture: Architecture) -> None:
-    """Refuse an encoding that is not (B, *shape).
-
-    Raises ``ZooError`` if it has another shape.
-    """
+    """Refuse an encoding that is not (B, *shape). Raises ``ZooError`` if it has another shape."""
     if not array.ndim or tuple(array.shape[1:]) != shape:
         expected = f"shape ({', '.join(map(str, ('B', *shape)))})"
         step = f"Decode what the form of {architecture.name} encoded."
@@ -95,6 +92,7 @@ class Constants:
         self._placed: dict[Any, dict[str, Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
+        # a worker process makes its own copies on a device
         return {"_arrays": self._arrays, "_placed": {}}
 
     def beside(self, like: Any) -> dict[str, Any]:

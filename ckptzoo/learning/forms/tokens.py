@@ -42,7 +42,7 @@ class Tokens(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _ChannelRows:
     """Tensors of which every channel has a row: side by side, a weight and perhaps its bias."""
 
     tensors: tuple[Tensor, ...]
@@ -96,6 +96,7 @@ class TokensForm:
         lengths = [-(-rows.width // self.token_size) for rows in self._layers]
         masks, positions = [], []
         for layer, (rows, length) in enumerate(zip(self._layers, lengths, strict=True)):
+            # the last token of a row may reach beyond it
             mask = np.arange(length * self.token_size) < rows.width
             masks.append(np.tile(mask.reshape(length, -1), (rows.count, 1)))
             channels = np.repeat(np.arange(rows.count), length)
@@ -164,9 +165,9 @@ class TokensForm:
         return {name: found[name] for name in self._architecture.names}
 
 
-def _layers(architecture: Architecture) -> list[_Rows]:
+def _layers(architecture: Architecture) -> list[_ChannelRows]:
     taken: set[str] = set()
-    layers: list[_Rows] = []
+    layers: list[_ChannelRows] = []
     for tensor in architecture.tensors:
         weight = "weight" in tensor.name
         if (
@@ -176,6 +177,7 @@ def _layers(architecture: Architecture) -> list[_Rows]:
         ):
             continue
         members = [tensor]
+        # found by their names, as in SANE's code
         other = tensor.name.replace("weight", "bias")
         if weight and other in architecture and architecture[other].shape == tensor.shape[:1]:
             members.append(architecture[other])
@@ -185,6 +187,6 @@ def _layers(architecture: Architecture) -> list[_Rows]:
     return [*layers, *(_rows([tensor]) for tensor in rest)]
 
 
-def _rows(members: list[Tensor]) -> _Rows:
+def _rows(members: list[Tensor]) -> _ChannelRows:
     count = members[0].shape[0] if members[0].shape else 1
-    return _Rows(tuple(members), count, sum(one.size for one in members) // count)
+    return _ChannelRows(tuple(members), count, sum(one.size for one in members) // count)

@@ -75,8 +75,10 @@ class TuplesForm:
         number_of(tensors, self._architecture)
         weights = tuple(tensors[tensor.name] for tensor in self._weights)
         biases = tuple(tensors[tensor.name] for tensor in self._biases)
+        # nfn has an axis of feature channels behind that of the batch
         if self._layout == "nfn":
             return WeightsAndBiases(tuple(one[:, None] for one in weights), tuple(one[:, None] for one in biases))
+        # dwsnets has matrices (inputs, outputs), and feature channels last
         transposed = tuple(weight.swapaxes(1, 2)[..., None] for weight in weights)
         return WeightsAndBiases(transposed, tuple(bias[..., None] for bias in biases))
 

@@ -43,6 +43,7 @@ _TAGS = {
     "h4", "h5", "h6", "hr", "i", "img", "kbd", "li", "ol", "p", "pre", "s", "samp", "strong", "sub", "summary",
     "sup", "table", "tbody", "td", "th", "thead", "tr", "ul", "var",
 }  # fmt: skip
+# No id, name, class and style, with which a card could look like a part of the page.
 _ATTRIBUTES = {
     "a": {"href", "title"},
     "img": {"src", "alt", "title", "width", "height"},
@@ -76,6 +77,7 @@ def card_html(blob: Path, address: str, commit: str, folder: str = "") -> str:
 
     def made() -> str:
         with blob.open("rb") as file:
+            # one more, to know that there are more
             data = file.read(MAX_BYTES + 1)
         text = _FRONT_MATTER.sub("", data.decode(errors="replace"), count=1)
         relative = _LINK_BYTES + len(address) + len(quote(folder))
@@ -176,8 +178,8 @@ def _unclosed_bytes(tokens: Sequence[Token]) -> int:
 
 
 def _formatting_bytes(html: str) -> int:
-    found = [len(match[0]) for match in _TAG.finditer(html) if not match[1] and match[2].lower() in _FORMATTING]
-    return sum(found) + _ELEMENT_BYTES * len(found)
+    lengths = [len(match[0]) for match in _TAG.finditer(html) if not match[1] and match[2].lower() in _FORMATTING]
+    return sum(lengths) + _ELEMENT_BYTES * len(lengths)
 
 
 def _clean(html: str, link: Filter, tags: Set[str]) -> str:
@@ -189,8 +191,10 @@ def _clean(html: str, link: Filter, tags: Set[str]) -> str:
         tags=set(tags),
         attributes=_ATTRIBUTES,
         attribute_filter=attribute,
+        # no javascript: and no data:
         url_schemes={"http", "https", "mailto"},
         link_rel="nofollow noopener noreferrer",
+        # their text goes with them; of other elements it stays
         clean_content_tags={"script", "style", "title", "textarea", "template", "iframe", "noscript", "svg", "math"},
     )
     # Cleaned HTML is balanced, and these have no attributes there. What is wide scrolls by itself, by keyboard too.
@@ -278,6 +282,7 @@ class _Markdown(MarkdownIt):
 
     def validateLink(self, url: str) -> bool:
         """Return whether an address makes a link."""
+        # percent-encoding makes three characters of each byte
         return len(url) <= 3 * _MAX_LINK and super().validateLink(url)
 
     def normalizeLinkText(self, link: str) -> str:
@@ -287,6 +292,7 @@ class _Markdown(MarkdownIt):
 
 @cache
 def _markdown() -> MarkdownIt:
+    # raw HTML is passed on, because all of it is cleaned afterwards
     markdown = _Markdown("commonmark", {"html": True}).enable(["table", "strikethrough"])
     markdown.core.ruler.push("lower_headings", lambda state: _lower_headings(state.tokens))
     return markdown

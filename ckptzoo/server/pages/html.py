@@ -54,6 +54,7 @@ def error_page(refusal: Refusal) -> Response:
 
 def see(address: str) -> Response:
     """Redirect to another address of this server, after a form."""
+    # the next request is a GET, whatever this one was (RFC 9110, section 15.4.4)
     return RedirectResponse(address, 303, headers={"Cache-Control": "no-store"})
 
 
@@ -116,6 +117,7 @@ def _file(name: str) -> bytes:
 def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("ckptzoo.server.pages"),
+        # Jinja's default is not to escape
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -5,7 +5,7 @@ from itertools import islice
 
 from starlette.responses import Response
 
-from ckptzoo.server.access import ADMIN, ROLES, TOKEN_ROLES, Target, may
+from ckptzoo.server.access import ADMIN, ROLES, TOKEN_ROLES, AccessTarget, may
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.names import checked_user
 from ckptzoo.server.pages.html import field, page, see
@@ -30,23 +30,23 @@ def repository(request: AuthorizedRequest) -> Response:
 
 def change_repository(request: AuthorizedRequest) -> Response:
     """Carry out a form of the page of settings."""
-    found, action = request.repository, field(request, "action")
-    following = f"{address_of(found)}/settings"
+    repository, action = request.repository, field(request, "action")
+    following = f"{address_of(repository)}/settings"
     with request.writing() as connection:
         if action in ("hide", "show"):
-            repositories.set_private(connection, found, action == "hide")
-            audit.note(connection, request.user, action, found.name)
+            repositories.set_private(connection, repository, action == "hide")
+            audit.note(connection, request.user, action, repository.name)
         elif action in ("close", "open"):
-            repositories.set_closed(connection, found, action == "close")
-            audit.note(connection, request.user, action, found.name)
+            repositories.set_closed(connection, repository, action == "close")
+            audit.note(connection, request.user, action, repository.name)
         elif action in ("grant", "revoke"):
             role = _role(request) if action == "grant" else None
-            accounts.set_grant(connection, field(request, "account", 100), found.id, role, actor=request.user)
+            accounts.set_grant(connection, field(request, "account", 100), repository.id, role, actor=request.user)
         elif action == "delete":
-            if field(request, "name") != found.name:
-                raise Refusal(400, f"Name: expected {found.name}, to confirm. Nothing was deleted.")
-            repositories.remove(connection, found)
-            audit.note(connection, request.user, f"delete {found.kind}", found.name)
+            if field(request, "name") != repository.name:
+                raise Refusal(400, f"Name: expected {repository.name}, to confirm. Nothing was deleted.")
+            repositories.remove(connection, repository)
+            audit.note(connection, request.user, f"delete {repository.kind}", repository.name)
             following = "/"
         else:
             raise _unknown(action)
@@ -56,7 +56,7 @@ def change_repository(request: AuthorizedRequest) -> Response:
 def change_members(request: AuthorizedRequest) -> Response:
     """Make somebody a member of an organisation, change the role, or end the membership."""
     name = checked_user(request.piece("namespace"))
-    if not may(request.subject, ADMIN, Target(name)):
+    if not may(request.subject, ADMIN, AccessTarget(name)):
         raise Refusal(404, "There is nothing at this address.")
     role = None if field(request, "action") == "remove" else _role(request)
     member = field(request, "account", 100)
@@ -119,9 +119,9 @@ def audit_log(request: AuthorizedRequest) -> Response:
     # it names tokens, identities and repositories, wherever they are
     request.require_account("The audit log")
 
-    def concerns(entry: audit.Entry) -> bool:
+    def concerns(entry: audit.AuditEntry) -> bool:
         place = entry.target.removeprefix("dataset ").removeprefix("model ").removeprefix("space ").partition("/")[0]
-        return entry.actor == request.user or may(request.subject, ADMIN, Target(place))
+        return entry.actor == request.user or may(request.subject, ADMIN, AccessTarget(place))
 
     with request.service.database.reading() as connection:
         read = islice(audit.entries(connection), _READ_ENTRIES)

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckptzoo.server.errors import Refusal
-from ckptzoo.server.oidc import Identity, Provider
+from ckptzoo.server.oidc import Provider, SignedInUser
 from ckptzoo.server.pages.html import field, page, see
 from ckptzoo.server.request import AuthorizedRequest
 from ckptzoo.server.service import Service
@@ -102,7 +102,7 @@ def _bound(request: AuthorizedRequest, browser: str) -> str:
     return f"{browser} {'' if request.caller is None else request.caller.session}"
 
 
-def _new_user(connection: sqlite3.Connection, provider: Provider, identity: Identity) -> str:
+def _new_user(connection: sqlite3.Connection, provider: Provider, identity: SignedInUser) -> str:
     step = "Sign in with a one-time link of the operator, and then with the provider, which connects the two."
     if not provider.create:
         raise Refusal(403, f"{identity.name[:100] or 'You'}: there is no account yet. {step}")
@@ -142,6 +142,7 @@ def sign_out(request: AuthorizedRequest) -> Response:
 def begun(request: AuthorizedRequest, secret: str, following: str) -> Response:
     """Return the answer that begins a session and leads to the next page."""
     response, secure = see(following), is_secure(request.service, request.http_request)
+    # Lax: forms of other sites come without it
     response.set_cookie(
         cookie_name(secure), secret, max_age=_SECONDS, path="/", secure=secure, httponly=True, samesite="lax"
     )
@@ -159,6 +160,7 @@ def _count(request: AuthorizedRequest) -> None:
 
 def _next(address: str) -> str:
     """Return a page of this server to show next; never another site's."""
+    # browsers take // and /\ for the beginning of another host, and leave out line ends (URL Standard, section 4.4)
     is_ours = address.startswith("/") and not address.startswith(("//", "/\\")) and "\n" not in address
     return address if is_ours and len(address) < 2000 else "/"
 

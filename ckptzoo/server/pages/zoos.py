@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from ckptzoo.schema import layout
 from ckptzoo.schema.explorer import BUNDLES
-from ckptzoo.server.access import ADMIN, CONTRIBUTE, READ, WRITE, Target, may, role_in
+from ckptzoo.server.access import ADMIN, CONTRIBUTE, READ, WRITE, AccessTarget, may, role_in
 from ckptzoo.server.errors import Refusal, no_entry
 from ckptzoo.server.names import KINDS, checked_path, checked_user
 from ckptzoo.server.pages.cards import card_html
@@ -39,6 +39,7 @@ _PICTURES = {
     "jpeg": "image/jpeg",
     "gif": "image/gif",
     "webp": "image/webp",
+    # may hold scripts, which the policy _UPLOADED keeps from running
     "svg": "image/svg+xml",
 }
 _UPLOADED = "default-src 'none'; style-src 'unsafe-inline'; sandbox"
@@ -57,7 +58,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Value:
+class FacetValue:
     """A value of a facet: how many repositories have it, and the address that chooses it or, if chosen, drops it."""
 
     name: str
@@ -84,7 +85,7 @@ def _listing(request: AuthorizedRequest, owner: str | None) -> Response:
     query = {name: request.query[name].strip()[:200] for name in ("q", "kind", *FACETS) if request.query.get(name)}
     words = query.get("q", "").lower().split()
     start = _page_of(request) * _PAGE
-    role = None if owner is None else role_in(request.subject, Target(owner))
+    role = None if owner is None else role_in(request.subject, AccessTarget(owner))
     with request.service.database.reading() as connection:
         account = None if owner is None else accounts.find(connection, owner)
         visible = rows_of(request, connection, owner)
@@ -108,7 +109,7 @@ def _listing(request: AuthorizedRequest, owner: str | None) -> Response:
         owner=owner,
         is_organisation=account is not None and account.kind == accounts.ORGANISATION,
         members=members,
-        administers=owner is not None and may(request.subject, ADMIN, Target(owner)),
+        administers=owner is not None and may(request.subject, ADMIN, AccessTarget(owner)),
         rows=shown,
         behind=behind,
         count=len(rows),
@@ -137,12 +138,14 @@ def _matches(row: Row, words: list[str], query: dict[str, str]) -> bool:
     return all(name not in query or query[name] in row.summary.tagged(start) for name, start in FACETS.items())
 
 
-def _values(request: AuthorizedRequest, query: dict[str, str], name: str, counts: "Counter[str]") -> list[Value]:
-    values: list[Value] = []
+def _values(request: AuthorizedRequest, query: dict[str, str], name: str, counts: "Counter[str]") -> list[FacetValue]:
+    values: list[FacetValue] = []
     for value, count in sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN_VALUES]:
         chosen = query.get(name) == value
         others = {key: text for key, text in query.items() if key != name}
-        values.append(Value(value, count, _address(request, others if chosen else {**others, name: value}), chosen))
+        values.append(
+            FacetValue(value, count, _address(request, others if chosen else {**others, name: value}), chosen)
+        )
     return values
 
 
@@ -247,14 +250,14 @@ def file(request: AuthorizedRequest) -> Response:
     path = checked_path(request.piece("path"))
     with request.service.database.reading() as connection:
         context, commit = _of_repository(request, connection, "files")
-        found = _file_at(connection, request, commit, path)
+        entry = _file_at(connection, request, commit, path)
     text = None
-    if not found.large and found.size <= _MAX_SHOWN:
-        data = request.service.blobs.path(found.sha256).read_bytes()
+    if not entry.large and entry.size <= _MAX_SHOWN:
+        data = request.service.blobs.path(entry.sha256).read_bytes()
         text = data.decode() if _is_text(data) else None
-    picture = path.rpartition(".")[2].lower() in _PICTURES and not found.large
+    picture = path.rpartition(".")[2].lower() in _PICTURES and not entry.large
     return page(
-        request, "file.html", **context, crumbs=_crumbs(path), path_=path, file=found, text=text, picture=picture
+        request, "file.html", **context, crumbs=_crumbs(path), path_=path, file=entry, text=text, picture=picture
     )
 
 
@@ -263,14 +266,14 @@ def raw(request: AuthorizedRequest) -> Response:
     path = checked_path(request.piece("path"))
     with request.service.database.reading() as connection:
         commit = History(connection, request.repository.id).resolve(request.piece("revision"))
-        found = _file_at(connection, request, commit, path)
+        entry = _file_at(connection, request, commit, path)
     kind = _PICTURES.get(path.rpartition(".")[2].lower(), "text/plain; charset=utf-8")
     headers = {"Content-Security-Policy": _UPLOADED, "Cache-Control": "private, max-age=3600"}
-    if found.large:
+    if entry.large:
         kind = "application/octet-stream"
         headers["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(path.rpartition('/')[2], safe='')}"
-    blob = request.service.blobs.path(found.sha256)
-    return file_response(request.http_request, blob, found.sha256, headers, kind)
+    blob = request.service.blobs.path(entry.sha256)
+    return file_response(request.http_request, blob, entry.sha256, headers, kind)
 
 
 def history(request: AuthorizedRequest) -> Response:

@@ -122,6 +122,7 @@ def _store_small(request: AuthorizedRequest, proposal: _Proposal, value: dict[st
         data = base64.b64decode(content, validate=True) if value.get("encoding") == "base64" else content.encode()
     except ValueError:
         raise Refusal(400, "content: expected base64 or text.") from None
+    # its id in git is that of the large file, which the text would stand for (Trees)
     if is_pointer(data):
         step = "Send the file that it stands for; git lfs pull fetches it."
         raise Refusal(400, f"{text_of(value, 'path')}: expected a file, got the text of a Git LFS pointer. {step}")
@@ -134,6 +135,7 @@ def _store_small(request: AuthorizedRequest, proposal: _Proposal, value: dict[st
 def _commit(request: AuthorizedRequest, proposal: _Proposal) -> Response:
     revision, new_pull = request.piece("revision"), request.is_set("create_pr")
     blobs = request.service.blobs
+    # the lock of blobs first, as in uploads: two requests would wait for one another otherwise
     with blobs.held(), request.writing() as connection:
         history, trees = History(connection, request.repository.id), Trees(connection, request.repository.id)
         discussions = Discussions(connection, request.repository.id)

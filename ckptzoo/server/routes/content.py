@@ -65,8 +65,8 @@ def paths_info(request: AuthorizedRequest) -> Response:
         commit = history.resolve(request.piece("revision"))
         nodes = [(path, trees.find(commit.tree, path)) for path in dict.fromkeys(paths) if path]
         existing = [(path, node) for path, node in nodes if node is not None]
-        found = [path for path, _ in existing]
-        last = _last_commits(request, found, trees, history, commit) if request.expands else {}
+        known = [path for path, _ in existing]
+        last = _last_commits(request, known, trees, history, commit) if request.expands else {}
         content = _entries(existing, trees, last)
     return JSONResponse(content, headers={"X-Repo-Commit": commit.oid})
 

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 from starlette.responses import JSONResponse, Response
 
-from ckptzoo.server.access import ADMIN, READ, ROLES, WRITE, Target, may, role_in
+from ckptzoo.server.access import ADMIN, READ, ROLES, WRITE, AccessTarget, may, role_in
 from ckptzoo.server.errors import Refusal, no_repository
 from ckptzoo.server.kept import ENTRY_BYTES, Kept
 from ckptzoo.server.names import KINDS, checked_branch, checked_id
@@ -31,7 +31,7 @@ def create(request: AuthorizedRequest) -> Response:
     body = request.json()
     kind = _kind(body)
     name = checked_id(f"{text_of(body, 'organization', request.user)}/{text_of(body, 'name')}")
-    request.require(WRITE, Target(name.partition("/")[0]))
+    request.require(WRITE, AccessTarget(name.partition("/")[0]))
     with request.writing() as connection:
         exists = repositories.find(connection, kind, name) is not None
         if not exists:
@@ -69,7 +69,7 @@ def move(request: AuthorizedRequest) -> Response:
         if repository is None:
             raise no_repository(old)
         request.require(ADMIN, repository.target)
-        request.require(WRITE, Target(new.partition("/")[0]))
+        request.require(WRITE, AccessTarget(new.partition("/")[0]))
         repositories.move(connection, repository, new)
         note(connection, request.user, f"move {repository.kind}", old, new)
     return JSONResponse({})
@@ -128,7 +128,7 @@ def listing(request: AuthorizedRequest) -> Response:
 def owned(request: AuthorizedRequest) -> Response:
     """Return the repositories of an organisation, or of the caller, with the bytes of their files on main."""
     namespace = request.piece("namespace") or request.user
-    found: list[dict[str, Any]] = []
+    listed: list[dict[str, Any]] = []
     with request.service.database.reading() as connection:
         for kind in KINDS.values():
             for repository in repositories.listed(connection, kind):
@@ -145,11 +145,11 @@ def owned(request: AuthorizedRequest) -> Response:
                     "visibility": "private" if repository.private else "public",
                     "storage": sum(sizes[oid] for oid in oids),
                 }
-                found.append(content)
-    total = sum(item["storage"] for item in found)
-    for item in found:
+                listed.append(content)
+    total = sum(item["storage"] for item in listed)
+    for item in listed:
         item["storagePercent"] = 100 * item["storage"] / total if total else 0.0
-    return JSONResponse(found)
+    return JSONResponse(listed)
 
 
 def info(request: AuthorizedRequest) -> Response:
@@ -344,8 +344,8 @@ def whoami(request: AuthorizedRequest) -> Response:
     with request.service.database.reading() as connection:
         roles = accounts.organisations(connection, name)
     # memberships are for who has a role there, and the token has none beyond its scope
-    held = {org: role_in(request.subject, Target(org)) for org in roles}
-    organisations = {org: min(roles[org], role, key=ROLES.index) for org, role in held.items() if role is not None}
+    own_roles = {org: role_in(request.subject, AccessTarget(org)) for org in roles}
+    organisations = {org: min(roles[org], role, key=ROLES.index) for org, role in own_roles.items() if role is not None}
     token = {
         "displayName": request.caller.token.name or name,
         "role": token_limits.role,

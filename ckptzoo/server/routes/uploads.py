@@ -16,7 +16,7 @@ from ckptzoo.server.names import checked_path
 from ckptzoo.server.quotas import over_quota
 from ckptzoo.server.request import AuthorizedRequest, digest_of, integer_of, list_of, text_of
 from ckptzoo.server.store import repositories
-from ckptzoo.server.store.blobs import Arriving
+from ckptzoo.server.store.blobs import IncomingFile
 from ckptzoo.server.store.commits import History
 from ckptzoo.server.store.git_objects import Trees
 from ckptzoo.server.store.repositories import LARGE
@@ -147,8 +147,9 @@ async def receive(request: AuthorizedRequest) -> Response:
     fields = service.signer.check(f"write {sha256}", request.query)
     size, contributor = int(fields["size"]), fields.get("contributor", "")
 
-    def keep(arriving: Arriving) -> None:
+    def keep(arriving: IncomingFile) -> None:
         """Put the bytes in place and give them to the repository."""
+        # bytes before their row: what a process that dies leaves between is sent again
         with service.blobs.held():
             service.blobs.keep(arriving, sha256, size)
             with service.database.writing() as connection:
@@ -168,7 +169,7 @@ async def receive_part(request: AuthorizedRequest) -> Response:
     fields = service.signer.check(f"part {request.raw_pieces['sha256']}", request.query)
     size, contributor = int(fields["size"]), fields.get("contributor", "")
 
-    def keep(arriving: Arriving) -> str:
+    def keep(arriving: IncomingFile) -> str:
         etag = service.blobs.keep_part(arriving, int(fields["number"]), size)
         if contributor:
             with service.database.writing() as connection:
@@ -193,7 +194,7 @@ async def _within_quota(request: AuthorizedRequest, contributor: str, size: int)
         quotas.end(contributor, size)
 
 
-async def _receive_body(request: AuthorizedRequest, arriving: Arriving, size: int) -> None:
+async def _receive_body(request: AuthorizedRequest, arriving: IncomingFile, size: int) -> None:
     """Write the body to the disk as it arrives."""
     try:
         announced = request.http_request.headers.get("content-length")
@@ -235,7 +236,7 @@ def join(request: AuthorizedRequest) -> Response:
 
 
 def verify(request: AuthorizedRequest) -> Response:
-    """Return whether the repository has a large file."""
+    """Return whether the repository has a large file; clients ask after an upload (Git LFS, basic-transfers.md)."""
     body = request.json()
     sha256, size = digest_of(body, "oid"), integer_of(body, "size")
     with request.service.database.reading() as connection:

@@ -66,9 +66,9 @@ def add(connection: sqlite3.Connection, name: str, kind: str, *, actor: str) -> 
         statement = "INSERT INTO accounts VALUES (?, ?, ?, 0) ON CONFLICT (name) DO UPDATE SET disabled = 0"
         connection.execute(statement, (name, kind, now()))
         note(connection, actor, f"add {kind}", name)
-    found = find(connection, name)
-    assert found is not None
-    return found
+    account = find(connection, name)
+    assert account is not None
+    return account
 
 
 def is_taken(connection: sqlite3.Connection, name: str) -> bool:
@@ -80,6 +80,7 @@ def revoke(connection: sqlite3.Connection, name: str, *, actor: str) -> None:
     """Take an account's tokens, sessions, memberships and grants; its name and its repositories stay."""
     account = _known(connection, name)
     connection.execute("UPDATE accounts SET disabled = 1 WHERE name = ?", (name,))
+    # names of tables cannot be parameters of SQL; these are constants
     for table in ("tokens", "sessions", "links", "identities"):
         connection.execute(f"DELETE FROM {table} WHERE user = ?", (name,))
     connection.execute("DELETE FROM members WHERE user = ?1 OR organisation = ?1", (name,))
@@ -125,6 +126,7 @@ def set_grant(connection: sqlite3.Connection, account: str, target: str | int, r
     column = "repository" if isinstance(target, int) else "namespace"
     if isinstance(target, str):
         _known(connection, target)
+    # replaced: each account has at most one role in a place
     connection.execute(f"DELETE FROM grants WHERE account = ? AND {column} = ?", (account, target))
     if role is not None:
         statement = f"INSERT INTO grants (account, {column}, role) VALUES (?, ?, ?)"

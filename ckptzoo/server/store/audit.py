@@ -11,7 +11,7 @@ OPERATOR = "(operator)"
 
 
 @dataclass(frozen=True)
-class Entry:
+class AuditEntry:
     """One change of ``target`` by ``actor``, an account or ``OPERATOR``."""
 
     time: str
@@ -27,7 +27,7 @@ def note(connection: sqlite3.Connection, actor: str, action: str, target: str, d
     connection.execute("INSERT INTO audit (time, actor, action, target, detail) VALUES (?, ?, ?, ?, ?)", row)
 
 
-def entries(connection: sqlite3.Connection) -> Iterator[Entry]:
+def entries(connection: sqlite3.Connection) -> Iterator[AuditEntry]:
     """Yield every change, the newest first."""
     query = "SELECT time, actor, action, target, detail FROM audit ORDER BY sequence DESC"
-    return (Entry(*row) for row in connection.execute(query))
+    return (AuditEntry(*row) for row in connection.execute(query))

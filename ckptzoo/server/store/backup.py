@@ -55,6 +55,7 @@ def back_up(root: Path, target: Path, progress: Progress | None = None) -> Copie
         with locked(root, shared=True):
             with closing(sqlite3.connect(root / DATABASE)) as source, closing(sqlite3.connect(temporary)) as copy:
                 try:
+                    # pages as of one moment, while others write (sqlite.org/backup.html)
                     source.backup(copy)
                     # one file; the log of a served database is a second one
                     copy.execute("PRAGMA journal_mode = DELETE")
@@ -63,6 +64,7 @@ def back_up(root: Path, target: Path, progress: Progress | None = None) -> Copie
                     raise OSError(code, f"the database could not be copied: {error}", str(target)) from None
             sync(temporary)
             copied = _copy_blobs(root, target, temporary, progress)
+        # last: an earlier database names blobs that are all still there
         temporary.replace(target / DATABASE)
         sync(target)
     finally:
@@ -83,6 +85,7 @@ def restore(backup: Path, root: Path, progress: Progress | None = None) -> Copie
     copied = _copy_blobs(backup, root, backup / DATABASE, progress)
     temporary = root / f"{_TEMPORARY}{secrets.token_hex(8)}"
     try:
+        # copyfile copies no mode: the file stays closed to others
         temporary.touch(mode=0o600)
         shutil.copyfile(backup / DATABASE, temporary)
         sync(temporary)
@@ -98,6 +101,7 @@ def problems(root: Path, progress: Progress | None = None) -> Iterator[Problem]:
     _check_database(root)
     step = "Restore another backup; what this one lacks is lost in it."
     with closing(sqlite3.connect(f"file:{root / DATABASE}?mode=ro", uri=True)) as connection:
+        # with indices, unlike quick_check
         for row in connection.execute("PRAGMA integrity_check"):
             if row[0] != "ok":
                 yield Problem(f"{root}/{DATABASE}", "database", "a sound one", str(row[0])[:200], step)
@@ -162,6 +166,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
     temporary = target.with_name(f"{_TEMPORARY}{secrets.token_hex(8)}")
     try:
         try:
+            # as good as a copy, because a blob never changes
             os.link(source, temporary)
         except OSError as error:  # another file system, or one without links
             if isinstance(error, FileNotFoundError):

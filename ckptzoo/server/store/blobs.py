@@ -62,7 +62,7 @@ def named_blobs(connection: sqlite3.Connection) -> dict[str, int]:
     return {row[0]: row[1] for row in rows}
 
 
-class Arriving:
+class IncomingFile:
     """A file that is being written, with its digest so far."""
 
     def __init__(self, path: Path, limit: int) -> None:
@@ -139,11 +139,11 @@ class Blobs:
                 return False
             return True
 
-    def arrive(self, limit: int) -> Arriving:
+    def arrive(self, limit: int) -> IncomingFile:
         """Begin a file of at most ``limit`` bytes."""
-        return Arriving(self._incoming / secrets.token_hex(16), limit)
+        return IncomingFile(self._incoming / secrets.token_hex(16), limit)
 
-    def keep(self, arriving: Arriving, sha256: str, size: int) -> None:
+    def keep(self, arriving: IncomingFile, sha256: str, size: int) -> None:
         """Put a finished file in its place if it matches the announced size and digest.
 
         Raises Refusal: the size or the digest differ; the file is gone.
@@ -195,21 +195,22 @@ class Blobs:
     def _folder(self, upload: str) -> Path:
         return self._incoming / f"parts-{upload}"
 
-    def arrive_part(self, upload: str, limit: int) -> Arriving:
+    def arrive_part(self, upload: str, limit: int) -> IncomingFile:
         """Begin a part of at most ``limit`` bytes."""
         folder = self._folder(upload)
         with self._lock:
             if upload not in self._uploads:
                 raise Refusal(404, "Upload: expected one under way, got one that ended. Start it again.")
             folder.mkdir(exist_ok=True)
-        return Arriving(folder / secrets.token_hex(16), limit)
+        return IncomingFile(folder / secrets.token_hex(16), limit)
 
-    def keep_part(self, arriving: Arriving, number: int, size: int) -> str:
+    def keep_part(self, arriving: IncomingFile, number: int, size: int) -> str:
         """Put a finished part in its place; return its ETag. A repeated part replaces the earlier one."""
         try:
             digest = arriving.finish()
             if arriving.size != size:
                 raise Refusal(422, f"Part {number}: expected {size} bytes, got {arriving.size}.")
+            # nothing is flushed beyond the file: uploads in parts end with the process
             arriving.path.replace(arriving.path.with_name(f"{number}-{digest}"))
             return digest
         finally:

@@ -16,6 +16,7 @@ from ckptzoo.server.store.git_objects import Changes, Trees, commit_content, obj
 HEADS, TAGS, PULLS = "refs/heads/", "refs/tags/", "refs/pr/"
 """The beginnings of the names of branches, tags and pull requests; the last as on the hub."""
 MAIN = "refs/heads/main"
+# UNION leaves out what was reached before, so that each commit is followed once (sqlite.org/lang_with.html).
 _REACHED = """WITH RECURSIVE reached (oid) AS (
     SELECT ? UNION SELECT p.parent FROM reached r JOIN parents p ON p.child = r.oid)"""
 """A commit and everything before it."""
@@ -139,7 +140,6 @@ class History:
             raise no_revision(name)
 
     def create(self, name: str, oid: str) -> None:
-        """Make a new ref."""
         if self.ref(name) is not None:
             raise Refusal(409, f"Reference already exists: {name}")
         self.point(name, oid)
@@ -220,6 +220,7 @@ def diff(
         texts = [_text(trees, blobs, oid) for oid in oids]
         head = f"diff --git a/{path} b/{path}\n"
         if oids[0] is None:
+            # the lines of git's extended headers (git-diff(1)), which clients of the hub read
             head += "new file mode 100644\n"
         if oids[1] is None:
             head += "deleted file mode 100644\n"

@@ -11,6 +11,8 @@ from ckptzoo.errors import Problem, ZooError
 
 VERSION = 4
 """The version of the tables, in ``PRAGMA user_version``; ``migrations`` brings older databases to it."""
+# STRICT: SQLite would store a text in a column of numbers otherwise (sqlite.org/stricttables.html, from 3.37 on).
+# AUTOINCREMENT: the number of a removed row is never given to another (sqlite.org/autoinc.html).
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value BLOB NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS accounts (
@@ -120,6 +122,7 @@ class Database:
             raise ZooError(Problem(str(self._path), "tables", f"version {VERSION} or older", f"{version}", step))
         if connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()[0] == 0:
             connection.execute(f"PRAGMA user_version = {VERSION}")
+        # not executescript, which ends the transaction first
         for statement in _SCHEMA.split(";"):
             connection.execute(statement)
         connection.execute("COMMIT")
@@ -180,7 +183,6 @@ class Database:
         self._writers.put(connection)
 
     def close(self) -> None:
-        """Close every connection."""
         for idle in (self._readers, self._writers):
             while not idle.empty():
                 idle.get_nowait().close()

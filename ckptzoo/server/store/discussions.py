@@ -104,7 +104,6 @@ class Discussions:
         return [_event(row) for row in self.connection.execute(query, (self._repository, number))]
 
     def note(self, number: int, type: str, author: str, data: dict[str, Any], role: str | None = None) -> Event:
-        """Add an event."""
         event = Event(secrets.token_hex(12), type, author, now(), data, role)
         row = (event.id, self._repository, number, type, author, event.created, self._text(data), role)
         columns = "(id, repository, number, type, author, created, data, role)"
@@ -112,7 +111,7 @@ class Discussions:
         return event
 
     def comment(self, number: int, author: str, role: str, text: str) -> Event:
-        """Add a comment."""
+        # the hub's fields, as huggingface_hub.community reads them
         latest = {"raw": text, "html": "", "updatedAt": now(), "author": {"name": author}}
         data = {"edited": False, "hidden": False, "latest": latest, "history": [latest]}
         return self.note(number, "comment", author, data, role)
@@ -150,6 +149,7 @@ class Discussions:
 
     def size(self, number: int, author: str) -> int:
         """Return the bytes of an author's events in a discussion."""
+        # as BLOB, because LENGTH counts the characters of a text
         query = """SELECT COALESCE(SUM(LENGTH(CAST(data AS BLOB)) + ?), 0) AS n FROM events
             WHERE repository = ? AND number = ? AND author = ?"""
         return self.connection.execute(query, (ROW_BYTES, self._repository, number, author)).fetchone()["n"]

@@ -23,6 +23,7 @@ from ckptzoo.server.store.database import Database
 from ckptzoo.server.store.git_objects import tree_nodes
 from ckptzoo.server.store.repositories import ATTRIBUTES
 
+# SQLite before 3.32 takes at most 999 variables in a statement (sqlite.org/limits.html).
 _ROWS = 500
 """Rows that are removed by one statement."""
 _WRITE_SECONDS = 0.03
@@ -110,9 +111,9 @@ def collect(
     kept = used | {digest for number, digest in rows if number not in contents}
     blobs = {path.name: path for path in _blobs(root) if path.name not in kept and _is_old(root, path.name, oldest)}
     nbytes = sum(path.stat().st_size for path in blobs.values())
-    found = Collected(len(commits), len(trees), len(files), len(contents), len(blobs), nbytes)
+    collected = Collected(len(commits), len(trees), len(files), len(contents), len(blobs), nbytes)
     if dry_run:
-        return found
+        return collected
     total, done = len(commits) + len(trees) + len(files) + len(contents) + len(blobs), 0
 
     def note(count: int) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.store.database import ROW_BYTES
 
+# Without the 0 before 40000 that git ls-tree shows: the bytes of a tree have none.
 _FOLDER, _FILE = "40000", "100644"
 """The modes of git's tree entries."""
 _SHA1_BYTES = 20
@@ -18,6 +19,7 @@ _QUERY_IDS = 500
 """Files that one query asks for; older versions of SQLite take at most 999 variables."""
 _POINTER_BYTES = 1024
 """The largest number of bytes of a pointer, by the Git LFS specification."""
+# The specification was at hawser.github.com before it was called Git LFS.
 _POINTER = re.compile(rb"\s*version https?://(?:git-lfs|hawser)\.github\.com/spec/")
 _POINTER_OID = re.compile(rb"^oid sha256:([0-9a-f]{64})\s*$", re.MULTILINE)
 # Numbers of 18 digits fit the signed 64 bits of SQLite's integers.
@@ -163,7 +165,7 @@ class Trees:
 
     def files(self, oids: Iterable[str]) -> dict[str, File]:
         """Return the facts about each of some files."""
-        found: dict[str, File] = {}
+        by_oid: dict[str, File] = {}
         wanted = list(dict.fromkeys(oids))
         for start in range(0, len(wanted), _QUERY_IDS):
             some = wanted[start : start + _QUERY_IDS]
@@ -172,12 +174,12 @@ class Trees:
                 WHERE f.oid IN ({", ".join("?" * len(some))})"""
             for oid, size, sha256, large, given in self.connection.execute(query, (self._repository, *some)):
                 if given:
-                    found[oid] = File(oid, size, sha256, True)
+                    by_oid[oid] = File(oid, size, sha256, True)
                 elif not large:
-                    found.setdefault(oid, File(oid, size, sha256, False))
-                elif oid not in found:
-                    found[oid] = File.small(pointer(sha256, size))
-        return found
+                    by_oid.setdefault(oid, File(oid, size, sha256, False))
+                elif oid not in by_oid:
+                    by_oid[oid] = File.small(pointer(sha256, size))
+        return by_oid
 
     def add_file(self, file: File) -> None:
         """Store what is known of a file."""

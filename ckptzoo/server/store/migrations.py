@@ -88,8 +88,8 @@ def _correct_contents(connection: sqlite3.Connection, blobs: Blobs) -> Iterator[
         stored_size = path.stat().st_size if path.is_file() else None
         if stored_size != size:
             connection.execute("DELETE FROM contents WHERE repository = ? AND sha256 = ?", (repository, sha256))
-            found = "not on the disk" if stored_size is None else f"has {stored_size}"
-            yield f"{name}: content {sha256}: was recorded with {size} bytes, is {found}. Push it again."
+            state = "not on the disk" if stored_size is None else f"has {stored_size}"
+            yield f"{name}: content {sha256}: was recorded with {size} bytes, is {state}. Push it again."
 
 
 def _split_files(connection: sqlite3.Connection) -> None:
@@ -99,6 +99,7 @@ def _split_files(connection: sqlite3.Connection) -> None:
         oid TEXT NOT NULL, size INTEGER NOT NULL, sha256 TEXT NOT NULL, large INTEGER NOT NULL,
         PRIMARY KEY (oid, large)) STRICT"""
     )
+    # SQLite cannot change a primary key in place (sqlite.org/lang_altertable.html)
     connection.execute("INSERT INTO files_of_both_kinds SELECT oid, size, sha256, large FROM files")
     connection.execute("DROP TABLE files")
     connection.execute("ALTER TABLE files_of_both_kinds RENAME TO files")
@@ -154,6 +155,7 @@ def _file_paths(connection: sqlite3.Connection, repository: int) -> Iterator[tup
 
 def _clean_events(connection: sqlite3.Connection) -> Iterator[str]:
     r"""Replace lone surrogates, such as ``"\ud800"`` in JSON, which no answer can be written with."""
+    # LIKE ignores case: JSON may have \uD800 and \ud800
     query = """SELECT e.sequence, e.number, e.data, r.name FROM events e JOIN repositories r ON r.id = e.repository
         WHERE e.data LIKE '%\\ud%'"""
     for sequence, number, data, name in connection.execute(query).fetchall():

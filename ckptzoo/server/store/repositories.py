@@ -3,7 +3,7 @@
 import sqlite3
 from dataclasses import dataclass
 
-from ckptzoo.server.access import Target
+from ckptzoo.server.access import AccessTarget
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.store.commits import MAIN, History, now
 from ckptzoo.server.store.git_objects import File, Node, Trees
@@ -26,9 +26,9 @@ class Repository:
     closed: bool
 
     @property
-    def target(self) -> Target:
+    def target(self) -> AccessTarget:
         """The argument of ``access.may``."""
-        return Target(self.name, self.id, self.private, self.closed)
+        return AccessTarget(self.name, self.id, self.private, self.closed)
 
 
 def _repository(row: sqlite3.Row) -> Repository:
@@ -66,6 +66,7 @@ def with_heads(connection: sqlite3.Connection) -> list[tuple[Repository, str, st
 def create(connection: sqlite3.Connection, kind: str, name: str, *, private: bool, author: str) -> Repository:
     """Make a repository with one commit, which holds .gitattributes; the blob of ``ATTRIBUTES`` is stored already."""
     if find(connection, kind, name) is not None:
+        # create_repo(exist_ok=True) of huggingface_hub goes on after a 409
         raise Refusal(409, f"You already created this {kind} repo: {name}")
     row = (kind, name, int(private), now())
     connection.execute("INSERT INTO repositories (kind, name, private, created) VALUES (?, ?, ?, ?)", row)
@@ -103,6 +104,7 @@ def remove(connection: sqlite3.Connection, repository: Repository) -> None:
 
 def give(connection: sqlite3.Connection, repository: int, sha256: str, size: int) -> None:
     """Note that a caller with access to the repository has sent this content."""
+    # by SELECT, because the repository may have been removed while the content arrived
     row = (repository, sha256, size)
     connection.execute("INSERT OR IGNORE INTO contents SELECT r.id, ?2, ?3 FROM repositories r WHERE r.id = ?1", row)
 

@@ -134,4 +134,5 @@ def remove_identity(connection: sqlite3.Connection, issuer: str, subject: str, u
 
 
 def _now(later: timedelta = timedelta()) -> str:
+    # times of one zone in this form sort as texts, as the queries compare them
     return (datetime.now(UTC) + later).isoformat()

@@ -77,8 +77,8 @@ def revoke(connection: sqlite3.Connection, user: str, number: int | None = None,
 
 def identify(connection: sqlite3.Connection, token: str) -> tuple[StoredToken, Subject] | None:
     """Return a token and its bearer's rights; None where it is not known, or has expired."""
-    found = _unexpired(connection.execute("SELECT * FROM tokens WHERE digest = ?", (digest_of(token),)).fetchone())
-    return None if found is None else (found, accounts.subject_of(connection, found.user, found.limits))
+    known = _unexpired(connection.execute("SELECT * FROM tokens WHERE digest = ?", (digest_of(token),)).fetchone())
+    return None if known is None else (known, accounts.subject_of(connection, known.user, known.limits))
 
 
 def usable(connection: sqlite3.Connection, number: int) -> StoredToken | None:
@@ -87,10 +87,10 @@ def usable(connection: sqlite3.Connection, number: int) -> StoredToken | None:
 
 
 def _unexpired(row: sqlite3.Row | None) -> StoredToken | None:
-    found = None if row is None else _token(row)
-    if found is None or (found.expires is not None and datetime.fromisoformat(found.expires) <= datetime.now(UTC)):
+    token = None if row is None else _token(row)
+    if token is None or (token.expires is not None and datetime.fromisoformat(token.expires) <= datetime.now(UTC)):
         return None
-    return found
+    return token
 
 
 def is_use_due(token: StoredToken) -> bool:

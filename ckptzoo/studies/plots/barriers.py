@@ -41,6 +41,7 @@ def curves(zoos: Sequence["ZooBarriers"]) -> Figure:
         left.set_ylabel(f"loss on {abbreviated(zoo.set, 20)} (nats)")
         left.set_xlim(0, 1)
         distances = np.concatenate([lines.distances for lines in zoo.lines.values()])
+        # equal networks have distance 0, and no logarithm
         if 0 < _WIDE * distances.min() < distances.max():
             right.set_xscale("log")
             right.xaxis.set_major_formatter("{x:g}")
@@ -49,7 +50,9 @@ def curves(zoos: Sequence["ZooBarriers"]) -> Figure:
         right.set_ylim(bottom=0)
     panels[-1][0].set_xlabel("from the first network to the second")
     panels[-1][1].set_xlabel("distance of the weights")
-    handles = [Line2D([], [], color=_COLOURS[place % len(_COLOURS)], lw=2, label=way) for place, way in enumerate(ways)]
+    handles = [
+        Line2D([], [], color=_COLOURS[number % len(_COLOURS)], lw=2, label=way) for number, way in enumerate(ways)
+    ]
     more = f"; {counted(left_out, 'more zoo')} not shown" if left_out else ""
     head(
         figure,
@@ -79,15 +82,16 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
         axes.set_axis_off()
     for axes, kind in zip(panels.flat, shown, strict=False):
         of_kind = sorted((zoo for zoo in zoos if zoo.kind == kind), key=lambda zoo: zoo.width)
-        for place, way in enumerate(ways):
+        for number, way in enumerate(ways):
             points = [(zoo.width, zoo.lines[way].barriers.height) for zoo in of_kind if way in zoo.lines]
             if points:
                 means = np.array([max(float(np.mean(heights)), _LEAST) for _, heights in points])
                 errors = np.array([_standard_error(heights) for _, heights in points])
-                look: Any = {"color": _COLOURS[place % len(_COLOURS)], "marker": _MARKERS[place % len(_MARKERS)]}
+                look: Any = {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
                 axes.errorbar(
                     [width for width, _ in points],
                     means,
+                    # lower ends stay on the logarithmic axis
                     [np.minimum(errors, means - _LEAST), errors],
                     ms=5,
                     lw=1.4,
@@ -109,8 +113,8 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
     for row in panels:
         row[0].set_ylabel("barrier (nats)")
     handles = [
-        Line2D([], [], color=_COLOURS[place % len(_COLOURS)], marker=_MARKERS[place % len(_MARKERS)], ms=5, label=way)
-        for place, way in enumerate(ways)
+        Line2D([], [], color=_COLOURS[number % len(_COLOURS)], marker=_MARKERS[number % len(_MARKERS)], ms=5, label=way)
+        for number, way in enumerate(ways)
     ]
     more = f"; {counted(left_out, 'more kind')} not shown" if left_out else ""
     head(figure, f"barriers against the width, mean ± standard error{more}", handles, columns=_columns(handles))

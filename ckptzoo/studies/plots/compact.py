@@ -35,13 +35,14 @@ def gaussians(study: CompactStudy) -> Figure:
     for name, item in study.gaussians.items():
         for style, accuracies in zip(_STYLES, item.pruned.values(), strict=False):
             middle.plot(study.kept, 100 * np.array(accuracies), style, color=colours[name], lw=1.4)
+    # from all weights to few
     middle.invert_xaxis()
     middle.set_title("pruned means", fontsize=11, pad=4)
     middle.set_xlabel("weights kept")
     middle.set_ylabel(f"accuracy on {abbreviated(study.set, 18)} (%)")
     # as sampled, and aligned with all others
-    for place, name in enumerate(list(study.gaussians)[:3:2]):
-        accuracies = [100 * pair[place] for pair in study.merged.values()]
+    for number, name in enumerate(list(study.gaussians)[:3:2]):
+        accuracies = [100 * pair[number] for pair in study.merged.values()]
         right.plot(list(study.merged), accuracies, "o-", color=colours[name], ms=4, lw=1.4)
     right.axhline(100 * study.members.accuracy, color=MUTED, lw=1.2, ls=":")
     right.set_xscale("log", base=2)

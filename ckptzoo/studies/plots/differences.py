@@ -28,8 +28,10 @@ def by_layer(study: DifferenceStudy) -> Figure:
     for axes, name in zip(panels, ("relative", "angle"), strict=True):
         for _, lines, colour in ways:
             values = np.array([getattr(lines[place], name) for place in places], np.float64)
+            # NaN is left out, while an infinite ratio would leave no place for the others
             values[~np.isfinite(values)] = np.nan
             axes.plot(values, rows, "o", color=colour, ms=6, mew=0, clip_on=False)
+        # with 0, so that the margin is a share of the whole axis
         axes.update_datalim([(0, 0)])
         axes.autoscale_view()
         axes.set_xlim(left=0)

@@ -38,6 +38,7 @@ def discrepancies(
         if item.null is not None:
             low, high = 100 * np.quantile(item.null, BAND)
             axes.add_patch(Rectangle((low, index - 0.4), high - low, 0.8, color="#D9D9D9", lw=0, zorder=2))
+        # the first half of the estimates are those of Laplace kernels
         for (_, colour, shift), values in zip(KERNELS, np.split(100 * item.mmd2, 2), strict=True):
             axes.plot([values.min(), values.max()], [index + shift] * 2, color=colour, lw=1.0, alpha=0.45, zorder=3)
             axes.plot(values, [index + shift] * len(values), "o", color=colour, ms=size, alpha=0.75, mew=0, zorder=4)

@@ -121,6 +121,7 @@ def _curve(axes: Axes, spreads: Curve, colour: str, scale: float) -> None:
     axes.plot(sizes, means, "o-", color=colour, ms=4, lw=1.6, zorder=3)
     known = np.array([spread.count > 1 for spread in spreads.values()], np.bool_)
     sd = scale * np.array([spread.sd for spread in spreads.values()])
+    # a band reaches from one size to the next; a single size has none, and gets a bar
     if known.sum() > 1:
         band = (means - sd)[known], (means + sd)[known]
         axes.fill_between(sizes[known], *band, color=colour, alpha=0.2, lw=0, zorder=2)
@@ -130,6 +131,7 @@ def _curve(axes: Axes, spreads: Curve, colour: str, scale: float) -> None:
 
 def _axes(axes: Axes, largest: int, *, last: bool) -> None:
     axes.set_xscale("log")
+    # on a logarithmic axis a power is a share of the length
     margin = largest**0.05
     axes.set_xlim(1 / margin, largest * largest**0.09)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if largest < 200 else (1, 3) if largest < 2000 else (1,)))

@@ -18,7 +18,7 @@ from ckptzoo.studies.plots import overview
 from ckptzoo.studies.principal_components import LayerComponents
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.studies.shared.selection import thinned
-from ckptzoo.studies.shared.value_histograms import Histogram
+from ckptzoo.studies.shared.value_histograms import TensorHistogram
 from ckptzoo.text import counted
 
 MAX_PANELS = 24
@@ -27,7 +27,7 @@ _BAND = 1.3581
 uniform numbers stays with probability 95 % (Kolmogorov's distribution, for many numbers)."""
 
 
-def densities(name: str, members: int, items: Sequence[Histogram]) -> Figure:
+def densities(name: str, members: int, items: Sequence[TensorHistogram]) -> Figure:
     """Densities of all elements of each tensor, raw against derived, one small panel a tensor."""
     shown, left_out = thinned(items, MAX_PANELS)
     return overview.marginals(name, members, shown, left_out=left_out)
@@ -39,6 +39,7 @@ def p_values(name: str, members: int, kinds: Mapping[str, Sequence[PairTests]]) 
     figure = Figure(figsize=(WIDTH, 4.9), layout="constrained")
     colours: list[tuple[str, str]] = []
     for index, (kind, items) in enumerate(kinds.items()):
+        # a single panel is as large as one of two: its axes are square
         axes = figure.add_subplot(1, max(2, len(kinds)), index + 1)
         joined = PairTests.join(list(items))
         band = _BAND / joined.pairs**0.5

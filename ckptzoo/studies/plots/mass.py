@@ -67,9 +67,11 @@ def _edges(values: Values) -> list[float]:
     """Bins after Freedman and Diaconis, 10 to 60 of them."""
     finite = values[np.isfinite(values)]
     low, high = float(finite.min()), float(finite.max())
+    # a range of rounding alone has no bins
     if high - low <= 1e-9 * max(abs(low), abs(high), 1e-300):
         margin = 0.05 * abs(low) or 0.5
         return np.linspace(low - margin, high + margin, 9).tolist()
+    # a few networks far out would leave a single bin to all others
     low, high = _trimmed(finite, low, high)
     quarters = np.quantile(finite, [0.25, 0.75])
     # their rule: 2 IQR n^(-1/3); an IQR of 0 has no width

@@ -19,9 +19,8 @@ DEFAULT = 0.3
 
 @styled
 def curves(name: str, members: int, spaces: Sequence[WeightSpace]) -> Figure:
-    """The number of modes against the bandwidth in median distances, raw and derived, one panel a layer.
-
-    Points are the bandwidths that scikit-learn estimates, the large one that of its default quantile.
+    """The number of modes against the bandwidth in median distances, raw and derived, one panel a layer. Points are the
+    bandwidths that scikit-learn estimates, the large one that of its default quantile.
     """
     columns = min(len(spaces), 2 if len(spaces) in (2, 4) else 3)
     rows = -(-len(spaces) // columns)
@@ -71,6 +70,7 @@ def _curve(axes: Axes, curve: ModeCurve, colour: str) -> None:
 def _axes(axes: Axes, members: int, low: float, high: float) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
+    # curves at 1 and at all members are off the frame
     axes.set_ylim(0.8, 1.4 * members)
     margin = (high / low) ** 0.04
     axes.set_xlim(low / margin, high * margin)

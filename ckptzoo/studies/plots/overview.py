@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.schema import layout
-from ckptzoo.studies.overview import Overview, Pair, Trajectories
+from ckptzoo.studies.overview import AccuracyTrajectories, Overview, WeightPair
 from ckptzoo.studies.shared.plots import (
     DERIVED_COLOUR,
     INK,
@@ -25,7 +25,7 @@ from ckptzoo.studies.shared.plots import (
     styled,
 )
 from ckptzoo.studies.shared.result import Spread
-from ckptzoo.studies.shared.value_histograms import Histogram
+from ckptzoo.studies.shared.value_histograms import TensorHistogram
 from ckptzoo.text import counted
 
 MASSES = (0.9, 0.6, 0.3)
@@ -69,14 +69,14 @@ def accuracy(name: str, accuracies: NDArray[np.float64], diverged: NDArray[np.fl
 
 
 def _edges(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
-    """Bins after Freedman and Diaconis for these values, 8 to 80 of them from ``low`` to ``high``.
-
-    Accuracies are multiples of one over the number of test examples: each bin holds equally many of them.
+    """Bins after Freedman and Diaconis for these values, 8 to 80 of them from ``low`` to ``high``. Accuracies are
+    multiples of one over the number of test examples: each bin holds equally many of them.
     """
     quarters = np.quantile(values, [0.25, 0.75])
     # their rule: 2 IQR n^(-1/3)
     width = 2 * float(quarters[1] - quarters[0]) / len(values) ** (1 / 3) or (high - low) / 20
     steps = np.diff(np.sort(values))
+    # in percent: less than that is rounding, and no example of fewer than a million
     step = float(steps[steps > 1e-4].min(initial=np.inf))
     step = step if np.isfinite(step) else (high - low) or 1.0
     width = float(np.clip(width, (high - low) / 80, (high - low) / 8)) if high > low else step
@@ -87,7 +87,7 @@ def _edges(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.f
 
 
 @styled
-def marginals(name: str, shown: int, items: Sequence[Histogram], *, left_out: int = 0) -> Figure:
+def marginals(name: str, shown: int, items: Sequence[TensorHistogram], *, left_out: int = 0) -> Figure:
     """Densities of all elements of each weight tensor, raw against derived, one small panel a tensor."""
     columns = min(len(items), 3 if len(items) <= 9 else 4)
     rows = -(-len(items) // columns)
@@ -116,7 +116,7 @@ def marginals(name: str, shown: int, items: Sequence[Histogram], *, left_out: in
 
 
 @styled
-def scatter(name: str, shown: int, pair: Pair) -> Figure:
+def scatter(name: str, shown: int, pair: WeightPair) -> Figure:
     """Two incoming weights of one output neuron over all networks, raw beside derived, with density contours."""
     colours = _coloured(pair.points)
     # compressed: constrained leaves gaps around axes of equal aspect
@@ -132,10 +132,11 @@ def scatter(name: str, shown: int, pair: Pair) -> Figure:
 
 
 @styled
-def trajectories(name: str, measured: Trajectories) -> Figure:
+def trajectories(name: str, measured: AccuracyTrajectories) -> Figure:
     """The test accuracy of every member at the steps that were kept, and the median over members."""
     figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     axes = figure.add_subplot()
+    # many lines are fainter, so that they do not become one area
     alpha = float(np.clip(12 / len(measured.accuracies), 0.03, 0.5))
     for line in measured.accuracies:
         known = np.isfinite(line)
@@ -154,7 +155,7 @@ def trajectories(name: str, measured: Trajectories) -> Figure:
     return figure
 
 
-def _cloud(axes: Axes, pair: Pair, variant: str, colour: str) -> None:
+def _cloud(axes: Axes, pair: WeightPair, variant: str, colour: str) -> None:
     points = pair.points[variant]
     low, high = _range(points)
     axes.set_xlim(low, high)
@@ -180,6 +181,7 @@ def _cloud(axes: Axes, pair: Pair, variant: str, colour: str) -> None:
 
 def _range(points: NDArray[np.float64]) -> tuple[float, float]:
     """A square that holds all but the outermost points."""
+    # 0.2 % of fewer points are less than one
     low, high = np.quantile(points, [0.002, 0.998]) if len(points) > 500 else (points.min(), points.max())
     margin = 0.12 * float(high - low) or 0.5
     return float(low) - margin, float(high) + margin
@@ -207,6 +209,7 @@ def _levels(heights: NDArray[np.float64]) -> list[float]:
     """Ascending heights above which the shares ``MASSES`` of the density lie."""
     ordered = np.sort(heights.ravel())[::-1]
     mass = np.cumsum(ordered) / ordered.sum()
+    # a set: matplotlib's contours need levels that increase
     return sorted({float(ordered[int(np.searchsorted(mass, share))]) for share in MASSES})
 
 

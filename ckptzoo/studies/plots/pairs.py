@@ -38,6 +38,7 @@ def distances(study: PairStudy) -> Figure:
         for name, colour in colours.items():
             if name not in study.barriers:
                 continue
+            # dots at 0 are drawn whole
             look: Any = {"color": colour, "ms": 7, "mew": 0, "alpha": 0.7, "clip_on": False}
             right.plot(study.barrier_distances[name], study.barriers[name], ".", **look)
             handles.append(Line2D([], [], color=colour, marker=".", ls="", ms=9, label=f"{name} pairs"))

@@ -25,9 +25,8 @@ Series = Mapping[str, Sequence[Movement]]
 
 @styled
 def orders(name: str, members: int, movements: Mapping[str, Series]) -> Figure:
-    """Tau and transpositions against the step, with what keys that move give: two rows of panels an order.
-
-    ``name`` is the zoo's and the variant's; ``movements`` maps each ordered quantity to its series, one column each.
+    """Tau and transpositions against the step, with what keys that move give: two rows of panels an order. ``name`` is
+    the zoo's and the variant's; ``movements`` maps each ordered quantity to its series, one column each.
     """
     shown, left_out = thinned(list(movements), MAX_ORDERS)
     columns = max(len(movements[label]) for label in shown)
@@ -59,6 +58,7 @@ def _taus(axes: Axes, steps: Sequence[int], items: Sequence[Movement]) -> None:
     axes.plot(steps, [item.normal for item in items], color=NORMAL_COLOUR, lw=1.6, ls="-.", marker="^", ms=3)
     errors = [item.tau_se or 0.0 for item in items]
     axes.errorbar(steps, [item.tau for item in items], errors, fmt="o-", color=RAW_COLOUR, ms=4, lw=1.4, capsize=2)
+    # orders can be less alike than by chance: tau may be below 0
     axes.set_ylim(min(-0.08, *(item.tau - 0.1 for item in items)), 1.06)
 
 

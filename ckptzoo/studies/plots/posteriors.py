@@ -31,8 +31,7 @@ def posteriors(name: str, scored: str, entries: Sequence[MethodResult]) -> Figur
     grid = figure.subplots(rows, 2, squeeze=False, sharex=True)
     methods = list(dict.fromkeys(entry.label for entry in entries))
     styles = {
-        method: (_COLOURS[place % len(_COLOURS)], _MARKERS[place % len(_MARKERS)])
-        for place, method in enumerate(methods)
+        method: (_COLOURS[row % len(_COLOURS)], _MARKERS[row % len(_MARKERS)]) for row, method in enumerate(methods)
     }
     for axes, (key, label) in zip(grid.flat, panels.items(), strict=False):
         _panel(axes, key, label, entries, styles)
@@ -76,6 +75,7 @@ def _panel(
                 ls="",
             )
     axes.set_ylabel(label)
+    # unbiased estimates of equal distributions are on both sides of 0
     axes.axvline(0, color=MUTED, lw=0.8)
 
 

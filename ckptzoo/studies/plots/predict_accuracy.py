@@ -34,6 +34,7 @@ def predict_accuracy(result: PredictAccuracy) -> Figure:
         axes.plot(score.r2.mean, place, marker="o", ms=6, mfc=filled, mec=colour, zorder=3)
     axes.set_yticks(range(len(result.kinds)), [f"{features}, {regressor}" for features, regressor in result.kinds])
     axes.set_ylim(len(result.kinds) - 0.5, -0.5)
+    # R2 has no lower bound, so that one bad score would take the whole axis
     axes.set_xlim(_LEAST, 1.02)
     axes.axvline(0, color="0.8", lw=0.8, zorder=0)
     axes.set_xlabel("R2 on held-out networks")

@@ -37,6 +37,7 @@ def steps(result: Steps) -> Figure:
             step_axis(axes, result.steps)
         axes.set_ylim(bottom=0)
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=axes is panels[0]))
+    # without any transposition the axis still reaches to 1
     panels[0].set_ylim(top=max(1.05, panels[0].get_ylim()[1]))
     handles = [
         Line2D([], [], color=colour, marker=marker, ms=size, mfc="white", lw=width, label=way)

@@ -23,10 +23,8 @@ MAX_ROWS = 24
 
 @styled
 def margins(name: str, values: NDArray[np.float64]) -> Figure:
-    """Histogram of the smallest gap between neighbouring keys of each checkpoint, on a logarithmic axis.
-
-    ``name`` is the zoo's and the variant's; ``values`` are (M,) finite margins; those of 0 are ties, which the key
-    counts.
+    """Histogram of the smallest gap between neighbouring keys of each checkpoint, on a logarithmic axis. ``name`` is
+    the zoo's and the variant's; ``values`` are (M,) finite margins; those of 0 are ties, which the key counts.
     """
     above = values[values > 0]
     figure = Figure(figsize=(WIDTH, 3.6), layout="constrained")
@@ -69,6 +67,7 @@ def scales(name: str, shown: int, items: Sequence[Scaling]) -> Figure:
     axes.set_xscale("log")
     ends = [value for item in rows for value in item.quantiles or ()]
     ratio = max(*ends, 1) / min(*ends, 1)
+    # a range of less than two decades has one power of ten or none to be a tick
     if ratio < 100:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if ratio < 10 else (1, 2, 5)))
         axes.xaxis.set_minor_locator(NullLocator())

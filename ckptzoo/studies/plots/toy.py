@@ -23,9 +23,8 @@ MAX_MARKED = 6
 
 @styled
 def panels(name: str, members: int, tensor: str, norm: float, items: Sequence[ToyPanel]) -> Figure:
-    """Densities of the two weights, one panel a step, each with its modes and their shares of the mass.
-
-    ``tensor`` is the tensor's name; ``norm`` is the value to which incoming norms were set.
+    """Densities of the two weights, one panel a step, each with its modes and their shares of the mass. ``tensor`` is
+    the tensor's name; ``norm`` is the value to which incoming norms were set.
     """
     figure = Figure(figsize=(WIDTH, 4.0), layout="compressed")
     titles = ["as trained", f"incoming norms set to {norm:g}", "and the smaller first"]
@@ -59,6 +58,7 @@ def _panel(axes: Axes, item: ToyPanel) -> None:
         # the root, so that low densities are visible beside the peaks
         shade = np.sqrt(estimate.heights.T / estimate.heights.max())
         axes.imshow(shade, cmap=colours, origin="lower", extent=(low, high, low, high), vmin=0, vmax=1, zorder=1)
+        # transposed: the first axis of an array is vertical for imshow and contour, and the first weight here
         levels = estimate.levels(MASSES)
         axes.contour(
             estimate.centres, estimate.centres, estimate.heights.T, levels, colors=INK, linewidths=0.7, zorder=3
@@ -72,6 +72,7 @@ def _panel(axes: Axes, item: ToyPanel) -> None:
     for peak in marked:
         axes.plot(*peak.place, "+", color="white", ms=7, mew=2.6, zorder=5)
         axes.plot(*peak.place, "+", color=INK, ms=6, mew=1.2, zorder=6)
+        # away from the middle of all peaks, so that the labels do not meet
         away = np.array(peak.place) - middle
         away /= np.hypot(*away) or 1
         axes.annotate(

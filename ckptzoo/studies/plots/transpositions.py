@@ -28,20 +28,20 @@ def planted(result: Transpositions) -> Figure:
     """Found numbers, distances and barriers against the planted number, and numbers along the line between networks."""
     figure = Figure(figsize=(WIDTH, 7.4), layout="constrained")
     panels: Any = figure.subplots(2, 2)
-    (found, distance), (barrier, along) = panels
+    (count, distance), (barrier, along) = panels
     ends = [min(result.numbers), max(result.numbers)]
-    found.plot(ends, ends, color=MUTED, lw=1, ls=":")
-    _against(found, result, result.found, INK, "o", 4.5)
-    found.set_ylabel("transpositions found")
+    count.plot(ends, ends, color=MUTED, lw=1, ls=":")
+    _against(count, result, result.found, INK, "o", 4.5)
+    count.set_ylabel("transpositions found")
     for axes, values_by_way in ((distance, result.distances), (barrier, result.barriers)):
         for values, (colour, marker, size) in zip(values_by_way.values(), _STYLES, strict=False):
             _against(axes, result, values, colour, marker, size)
         axes.set_ylim(bottom=0)
     distance.set_ylabel("distance of the weights")
-    for axes in (found, distance, barrier):
+    for axes in (count, distance, barrier):
         axes.set_xlabel("transpositions planted")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    for axes in (found, along):
+    for axes in (count, along):
         axes.yaxis.set_major_locator(MaxNLocator(6, integer=True))
     if result.barriers:
         barrier.set_ylabel(f"barrier on {abbreviated(result.set or '', 20)} (nats)")
@@ -68,14 +68,17 @@ def _along(axes: Axes, result: Transpositions) -> None:
     """Mean numbers from the reference to the member, a curve a planted number, darker the more."""
     numbers = result.numbers
     shown = [numbers[place] for place in np.unique(np.linspace(0, len(numbers) - 1, _CURVES).round().astype(int))]
+    # the lightest colours of the map are hard to see on white
     colours = matplotlib.colormaps["viridis_r"](np.linspace(0.15, 1, len(shown)))
     above = -1.0
     for number, colour in zip(shown, colours, strict=True):
         means = result.along[result.planted == number].mean(0)
         axes.plot(result.points, means, color=colour, lw=1.6)
+        # labels of curves that end closer together would overlap
         if means[-1] >= above:
             axes.annotate(f"{number:,}", (1, means[-1]), (4, 0), textcoords="offset points", va="center", fontsize=9)
             above = means[-1] + _LABEL_HEIGHT * result.along.max()
+    # the labels are right of 1
     axes.set_xlim(0, 1.08)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.set_xlabel("from the reference (0) to the member (1)")

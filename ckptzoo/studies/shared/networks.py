@@ -56,11 +56,13 @@ def line_barriers(
 
 def pairs_at_once(arch: Architecture) -> int:
     """The number of pairs that fit into ``PAIR_BYTES``."""
+    # both networks of a pair
     return max(1, PAIR_BYTES // (2 * arch.nbytes))
 
 
 def distances(arch: Architecture, first: Weights, second: Weights) -> NDArray[np.float64]:
     """(P,) Euclidean distances of the parameters of P pairs; of Gaussians the 2-Wasserstein distances."""
+    # between Gaussians of independent weights the 2-Wasserstein distance is that of means and deviations in one vector
     total = np.zeros(len(next(iter(first.values()))))
     for name in parameter_names(arch):
         difference = np.asarray(first[name], np.float64) - second[name]

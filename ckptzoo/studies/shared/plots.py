@@ -69,10 +69,7 @@ def png(figure: Figure) -> bytes:
 
 
 def head(figure: Figure, title: str, handles: list[Any], *, columns: int = 3) -> None:
-    """The title and the key, one above the other at the left.
-
-    ``columns`` are the columns of the key.
-    """
+    """The title and the key, one above the other at the left. ``columns`` are the columns of the key."""
     # "outside" needs a layout that makes room: constrained, or compressed, in every figure here
     figure.legend(
         handles=handles,

@@ -7,7 +7,7 @@ Importing this imports no matplotlib.
 import importlib
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,7 +18,7 @@ from rich.console import Console, Group, RenderableType
 from ckptzoo.console import PrintedResult
 from ckptzoo.errors import require
 from ckptzoo.format import durable
-from ckptzoo.schema.documents import canonical
+from ckptzoo.schema.documents import JsonFields, canonical, json_value
 from ckptzoo.symmetry.counts import Counts
 
 if TYPE_CHECKING:
@@ -29,18 +29,14 @@ MAX_DIGITS = 15
 holds 15 digits exactly."""
 
 
-class StudyResult(PrintedResult):
-    """The result of a study. A subclass is a frozen dataclass and states its lines and its JSON.
+class StudyResult(PrintedResult, JsonFields):
+    """The result of a study. A subclass is a frozen dataclass and states its lines; its fields are its JSON.
 
     Its pictures are those that ``figures`` of the module of the same name in ``ckptzoo.studies.plots`` draws of it.
     """
 
     file: ClassVar[str]
     """Name of the JSON file, such as ``mass.json``."""
-
-    @abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """Every figure by name, as values that JSON knows."""
 
     @abstractmethod
     def _lines(self) -> Iterable[RenderableType]:
@@ -54,6 +50,7 @@ class StudyResult(PrintedResult):
         console
             a rich console; None for the standard output.
         """
+        # names of zoos and tensors may hold square brackets, which are markup for rich
         (console or Console()).print(Group(*self._lines()), markup=False, highlight=False)
 
     def plot(self, folder: str | Path) -> list[Path]:
@@ -86,11 +83,8 @@ class StudyResult(PrintedResult):
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Count, mean, standard deviation and three order statistics of some figures.
-
-    ``sd`` is the standard deviation with the divisor n - 1; 0 for a single figure.
-    """
+class Spread(JsonFields):
+    """Count, mean, deviation (divisor n - 1; 0 for a single figure) and three order statistics of some figures."""
 
     count: int
     mean: float
@@ -114,10 +108,6 @@ class Spread:
         median = float(np.median(finite))
         return cls(len(finite), float(finite.mean()), sd, float(finite.min()), median, float(finite.max()))
 
-    def to_json(self) -> dict[str, Any]:
-        """The six numbers by name."""
-        return asdict(self)
-
 
 def mean_and_sd(spread: Spread | None, digits: int) -> str:
     """The mean and its standard deviation, with a dash for what there is not.
@@ -134,7 +124,7 @@ def mean_and_sd(spread: Spread | None, digits: int) -> str:
 def counts_json(counts: Counts) -> dict[str, Any]:
     """The counts by name; ``permutations`` is None where they have more than ``MAX_DIGITS`` digits."""
     exact = counts.log10_permutations < MAX_DIGITS
-    return {**asdict(counts), "permutations": counts.permutations if exact else None}
+    return {**json_value(counts), "permutations": counts.permutations if exact else None}
 
 
 def permutations_text(counts: Counts) -> str:

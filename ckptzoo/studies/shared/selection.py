@@ -57,10 +57,7 @@ def usable_rows(metadata: pa.Table) -> NDArray[np.bool_]:
 
 
 def usable_members(zoo: Zoo, least: int) -> Zoo:
-    """The members at their last step that are finite and did not diverge.
-
-    ``least`` is the number needed. Raises ``ZooError`` if there are fewer.
-    """
+    """The members finite and not diverged at their last step; raises ``ZooError`` if there are fewer than ``least``."""
     last = zoo.last_steps()
     usable = last.take(usable_rows(last.metadata))
     if len(usable) < least:
@@ -98,6 +95,7 @@ def blocks(shape: Sequence[int], limit: int) -> Iterator[tuple[int | slice, ...]
     if math.prod(shape) <= limit:
         yield ()
         return
+    # the outermost axis of which one index fits: blocks of an array in C order are contiguous then
     axis = next(axis for axis in range(len(shape)) if axis + 1 == len(shape) or math.prod(shape[axis + 1 :]) <= limit)
     step = max(1, limit // math.prod(shape[axis + 1 :]))
     for lead in np.ndindex(*shape[:axis]):
@@ -128,10 +126,7 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
 
 
 def own_table(zoo: Zoo) -> Symmetry:
-    """The zoo's table, or where it has none that of its architecture in ``ckptzoo.archs``.
-
-    Raises ``SymmetryError`` if there is neither.
-    """
+    """The zoo's table, else its architecture's in ``ckptzoo.archs``; raises ``SymmetryError`` if there is none."""
     if zoo.symmetry is not None:
         return zoo.symmetry
     if archs.known(zoo.arch.forward):
@@ -145,9 +140,9 @@ def labels_of(zoo: Zoo, name: str) -> NDArray[np.int64]:
     Raises ``ZooError`` if the set has other classes than the networks, or its images are not on this machine or were
     others.
     """
-    found = zoo.predictions(name)
-    if found.targets is not None:
-        return found.targets
+    predictions = zoo.predictions(name)
+    if predictions.targets is not None:
+        return predictions.targets
     dataset, what = name.partition("/")[0], f"labels of {name}"
     step = "Choose another set, or predict it with its labels."
     kinds = [kind for kind in _evaluations(zoo) if have_same_classes(kind.dataset, dataset)]
@@ -157,11 +152,14 @@ def labels_of(zoo: Zoo, name: str) -> NDArray[np.int64]:
     if images is None:
         folder = f"Name the folder that holds {dataset} with {image_sets.FOLDER_VARIABLE}"
         raise ZooError(Problem(zoo.name, what, "stored ones, or its files on this machine", "none", f"{folder}."))
+    # each takes a digest of all images, and rows may be anyone's
     for kind in kinds[:_MAX_SCALINGS]:
         inputs = images.normalized(kind.mean, kind.std)
         shape = zoo.arch.input_shape
+        # networks may take images in another shape, such as flat
         shaped = inputs.reshape(-1, *shape) if shape is not None and inputs[:1].size == np.prod(shape) else inputs
-        if digest_of_inputs(shaped) == found.inputs:
+        # only labels of the very images that were predicted belong to the outputs
+        if digest_of_inputs(shaped) == predictions.inputs:
             return images.labels
     raise ZooError(Problem(zoo.name, what, f"outputs on the images of {name} here", "on others", step))
 
@@ -169,8 +167,8 @@ def labels_of(zoo: Zoo, name: str) -> NDArray[np.int64]:
 def _evaluations(zoo: Zoo) -> list[Evaluation]:
     """How rows say that the networks take images, each way once."""
     rows = zoo.contents.raw.rows.select(["dataset", "extra"]).to_pylist()
-    found = (evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in rows)
-    return list(dict.fromkeys(item for item in found if item is not None))
+    evaluations = (evaluation_of(parse_extra(row["extra"]) or {}, row["dataset"]) for row in rows)
+    return list(dict.fromkeys(item for item in evaluations if item is not None))
 
 
 def is_sample(name: str) -> bool:

@@ -28,10 +28,8 @@ _CHUNK = 2**20
 
 
 class ValueHistogram:
-    """Counts of float values, with their mean and standard deviation.
-
-    2 MB each, whatever is added; about 10 ns a value. Values are counted as float32. Tested in
-    ``tests/studies/test_value_histograms.py``.
+    """Counts of float values, with their mean and standard deviation. 2 MB each, whatever is added; about 10 ns a
+    value. Values are counted as float32. Tested in ``tests/studies/test_value_histograms.py``.
     """
 
     def __init__(self) -> None:
@@ -40,7 +38,6 @@ class ValueHistogram:
         self._least, self._most = np.inf, -np.inf
 
     def add(self, values: NDArray[np.generic]) -> None:
-        """Count all elements of an array of floats."""
         flat = values.reshape(-1)
         for start in range(0, len(flat), _CHUNK):
             with np.errstate(over="ignore"):  # float64 beyond the range of float32 becomes infinite
@@ -65,12 +62,14 @@ class ValueHistogram:
     @property
     def sd(self) -> float:
         """Standard deviation about the mean, divisor n; NaN where there are no values."""
+        # the variance of equal values can round to below 0
         return float(np.sqrt(max(0.0, self._sums[1] / self.total - self.mean**2))) if self.total else float("nan")
 
     def quantile(self, q: float) -> float:
         """The value that a fraction ``q`` of all is below, to 1/512 of itself."""
         below, edges = self._cumulative(), _edges()
         target = q * below[-1]
+        # 0.5: below the first value all counts are 0, and a target of 0 would end before the first bin
         upper = int(np.searchsorted(below, max(target, 0.5)))
         share = float(np.clip((target - below[upper - 1]) / (below[upper] - below[upper - 1]), 0, 1))
         value = edges[upper - 1] + share * (edges[upper] - edges[upper - 1])
@@ -95,12 +94,14 @@ def _edges() -> NDArray[np.float64]:
     """The bins' edges, ascending."""
     # bit patterns of positive float32 ascend with their values
     lower = (np.arange(_LAST, dtype=np.uint32) << _SHIFT).view(np.float32).astype(np.float64)
+    # the last finite bin ends at the largest float32, not at infinity
     upper = np.append(lower, np.finfo(np.float32).max.astype(np.float64))
+    # both signs share the edge 0
     return np.concatenate([-upper[:0:-1], upper])
 
 
 @dataclass(frozen=True, eq=False)
-class Histogram:
+class TensorHistogram:
     """All elements of one tensor over all checkpoints, in one or two variants.
 
     ``edges`` are (B + 1,) of the bins, the same for every variant; they leave out the outermost 0.1 % at either end;
@@ -117,14 +118,14 @@ class Histogram:
 
 def histograms(
     zoo: Zoo, tensors: Sequence[str], variants: Sequence[str], progress: Progress | None
-) -> tuple[Histogram, ...]:
+) -> tuple[TensorHistogram, ...]:
     """The histogram of each of these tensors.
 
     One pass over the tensors in every variant, in bounded memory. The variants are the gauges that are compared, which
     share the bins; ``tensors`` are names such as ``weight_names`` gives.
     """
     total = sum(zoo[name, variant].nbytes for name in tensors for variant in variants)
-    done, results = 0, list[Histogram]()
+    done, results = 0, list[TensorHistogram]()
     for name in tensors:
         counts = {variant: ValueHistogram() for variant in variants}
         for variant in variants:
@@ -140,7 +141,7 @@ def histograms(
         fewest = min(values.total for values in counts.values())
         edges = np.linspace(low - margin, high + margin, int(np.clip(2 * fewest**0.5, 10, BINS)) + 1)
         results.append(
-            Histogram(
+            TensorHistogram(
                 name,
                 zoo.arch[name].shape,
                 edges,

@@ -19,6 +19,7 @@ from ckptzoo.symmetry.tracing.exported import SAME, Module, argument, moved, mov
 from ckptzoo.symmetry.tracing.graph import is_cast, schema_of
 from ckptzoo.symmetry.tracing.rules.registry import is_check
 
+# e^-10000 is 0 in float64; models for half precision mask with -10,000, whose type ends at -65,504
 _MASKED = -1e4
 """Scores of this and less take no part in a softmax."""
 
@@ -69,10 +70,8 @@ class Walk:
 
 
 class Walker:
-    """Follows additions through a module.
-
-    ``taking`` says whether parameters may take numbers up, ``kept`` are tensors that must not, and ``rows`` operations
-    without a bias, in which the rows of the weight may.
+    """Follows additions through a module. ``taking`` says whether parameters may take numbers up, ``kept`` are tensors
+    that must not, and ``rows`` operations without a bias, in which the rows of the weight may.
     """
 
     def __init__(
@@ -109,6 +108,7 @@ class Walker:
                     heapq.heappush(waiting, self._module.number[user])
 
         go_on(start)
+        # in the order of the graph: all arguments of an operation have been followed when its turn comes
         while waiting and not origins <= walk.seen:
             node = self._module.nodes[heapq.heappop(waiting)]
             results: list[Addition] = []
@@ -152,6 +152,7 @@ class Walker:
             return self._product(node, given, addition)
         if given is layer.bias and given not in (layer.value, layer.weight):
             return replace(addition, ids=ids.expand(size))
+        # numbers added to a whole line of the weight, times inputs that are not known
         if given is layer.weight and given is not layer.value:
             return self._of_lines(addition, ids, 1 - layer.axis, size, -1)
         columns = _line(ids)
@@ -179,9 +180,8 @@ class Walker:
             self._walk.taken.append(Target(self._module.whole(bias, 0), part, first))
 
     def _recurrent(self, node: fx.Node, given: fx.Node, addition: Addition) -> None:
-        """Follow numbers into a recurrent layer, where two biases are summed, but in the last gate of a GRU.
-
-        In all other gates the bias of the input takes up the other one, and inputs.
+        """Follow numbers into a recurrent layer, where two biases are summed, but in the last gate of a GRU. In all
+        other gates the bias of the input takes up the other one, and inputs.
         """
         columns = _line(addition.ids)
         if not (self._taking and addition.plain and argument(node, "has_biases")) or columns is None:
@@ -195,6 +195,7 @@ class Walker:
             return None
         for _, _, bias, hidden, *_ in sets:
             if given is hidden and self._can_take(bias):
+                # n = tanh(W x + b + r (U h + c)): the reset gate multiplies c, so that b cannot take it (torch.nn.GRU)
                 summed = columns[: len(columns) * 2 // 3] if operation(node) == "gru" else columns
                 part = self._module.whole(bias, 0)
                 for start, first, count in _runs(summed):
@@ -207,8 +208,10 @@ class Walker:
         """Follow numbers through a product of two values: attention weights with values, or queries with keys."""
         left, right = positional(node)[:2]
         ids, size = addition.ids, size_of(node)
+        # a product of a value with itself would change by a square
         if left is right or ids.ndim < 2 or not isinstance(left, fx.Node) or not isinstance(right, fx.Node):
             return self._seen(addition)
+        # rows that sum to 1 keep what all tokens have in common
         if given is right and same_along(ids, -2) and _sums_to_one(left):
             return replace(addition, ids=ids[..., :1, :].expand(size).clone())
         if given is right and same_along(ids, -1):
@@ -228,6 +231,7 @@ class Walker:
             return self._not_seen(addition) if ids.ndim and same_along(ids, -1) else self._seen(addition)
         if argument(node, "enable_gqa"):
             ids = ids.repeat_interleave(size[-3] // ids.shape[-3], -3)
+        # what all keys have in common adds the same number to a row of scores, which a softmax does not change
         if given is key:
             return self._not_seen(addition) if same_along(ids, -2) else self._seen(addition)
         if same_along(ids, -2):
@@ -310,6 +314,7 @@ class Walker:
     def _convolution(self, node: fx.Node, given: fx.Node, addition: Addition) -> Addition | None:
         value, weight, bias = (argument(node, key) for key in ("input", "weight", "bias"))
         ids, size = addition.ids, size_of(node)
+        # the channels' axis, also of images without an axis of examples
         axis = len(size) - len(size_of(weight)) + 1
         if [value, weight, bias].count(given) != 1 or given is value:
             return self._seen(addition)
@@ -340,7 +345,6 @@ class Walker:
 
     def _taken(self, node: fx.Node, ids: torch.Tensor) -> list[Target] | None:
         """Return what takes up numbers added to a node's value, where nothing else uses it; None where nothing can.
-
         ``ids`` are those of the numbers, of the shape of the value or one that it is broadcast to.
         """
         size = size_of(node)
@@ -389,6 +393,7 @@ class Walker:
             if not isinstance(result, torch.Tensor):
                 return None
             there = result >= 0
+            # -1 are entries to which nothing is added, -2 those that the result does not show
             own = torch.full((places.numel(),), -2)
             own[result[there]] = ids[there]
             # An entry that is nowhere, as behind the tokens of the example, has no number that fits all examples.

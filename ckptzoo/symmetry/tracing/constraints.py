@@ -108,6 +108,7 @@ class Paths:
         rows = np.stack([array.ravel() for array in arrays], axis=1)
         unique_rows, index = np.unique(rows, axis=0, return_inverse=True)
         numbers = np.array([self.id_of(operation, *row) for row in unique_rows.tolist()], np.int64)
+        # numpy 2.0 gives the inverse with an axis another shape than the versions before and after
         return numbers[index.ravel()].reshape(arrays[0].shape)
 
 
@@ -145,21 +146,12 @@ POSITIVE, SIGN, FORBIDDEN, NONZERO = ScaleMark
 class AxisPlacement:
     """The channels on one axis of a tensor.
 
-    Parameters
-    ----------
-    channel, scale, path
-        labels of its positions, through all blocks.
-    exponent, role, in_mass, blocks, eps
-        as in ``AxisAction``.
-    uses
-        how often the tensor is used.
-    signs, sign_uses
-        of a gain: the scales by whose signs its positions are multiplied, and in how many of the uses.
-    gate
-        the scales that multiply those in ``scale``, -1 where there is none; None until products are settled
-        (scale_products.py), and where no position has one.
-    absolute
-        whether the moduli of the scales act, as where absolute values are read.
+    ``channel``, ``scale`` and ``path`` are labels of its positions, through all blocks; ``exponent``, ``role``,
+    ``in_mass``, ``blocks`` and ``eps`` are as in ``AxisAction``. ``uses`` is how often the tensor is used; ``signs``
+    are the scales by whose signs the positions of a gain are multiplied, in ``sign_uses`` of the uses. ``gate`` are the
+    scales that multiply those in ``scale``, -1 where there is none; None until products are settled
+    (scale_products.py), and where no position has one. ``absolute`` says whether the moduli of the scales act, as where
+    absolute values are read.
     """
 
     tensor: str
@@ -186,20 +178,12 @@ class AxisPlacement:
 
 @dataclass(frozen=True, eq=False)
 class ScaleProduct:
-    """Scales of products of two values that are scaled apart.
+    """Scales of products of two values that are scaled apart, by the ``operation`` that multiplies them.
 
-    Parameters
-    ----------
-    operation
-        that multiplies them.
-    scale, first, second
-        the products' own scales, and those of the two values.
-    keeps
-        which of the two, 0 or 1, keeps its scale where the product has none of its own; -1 for neither.
-    value
-        which of the two a table lists as what the other one, the gate, multiplies.
-    apart
-        whether no axis of a tensor has the scales of both.
+    ``scale``, ``first`` and ``second`` are the products' own scales, and those of the two values. ``keeps`` says which
+    of the two, 0 or 1, keeps its scale where the product has none of its own, -1 for neither; ``value`` which of the
+    two a table lists as what the other one, the gate, multiplies; ``apart`` whether no axis of a tensor has the scales
+    of both.
     """
 
     operation: str
@@ -234,38 +218,16 @@ class ChannelBlocks:
 
 @dataclass
 class Constraints:
-    """All constraints found so far.
+    """All constraints found so far, by the ``operation`` that is traced at present, as messages and notes name it.
 
-    Parameters
-    ----------
-    operation
-        the operation that is traced at present, as messages and notes name it.
-    channels, scales
-        which of them are tied, with their marks; a mark is the number of a reason.
-    paths
-        the numbers of histories.
-    placements
-        by tensor and axis.
-    blocks
-        of grouped operations.
-    products
-        the numbers of histories that end in a product with a weight, without a bias.
-    products_of_scales
-        of values that are scaled apart.
-    sums
-        labels of what was summed over, whose channels are in no tensor after that.
-    reasons
-        texts, by the numbers in the marks.
-    notes
-        sentences on the result, for the user.
-    shapes
-        of the tensors of the state dict, by their names.
-    index_bounds
-        for the number of an input that is an index of embeddings, the number of rows of the smallest of them.
-    head_vectors
-        gains and shifts of the channels in heads, one for all heads: their names and roles, in the order of operations.
-    without_shift
-        the numbers of histories that end in a LayerNorm with gains and without shifts.
+    ``channels`` and ``scales`` say which of them are tied, with their marks, which are numbers of ``reasons``.
+    ``blocks`` are those of grouped operations. Of histories, numbered by ``paths``, ``products`` end in a product with
+    a weight, without a bias, and ``without_shift`` in a LayerNorm with gains and without shifts. ``products_of_scales``
+    are those of values that are scaled apart; ``sums`` are labels of what was summed over, whose channels are in no
+    tensor after that; ``notes`` are sentences on the result, for the user; ``shapes`` are those of the tensors of the
+    state dict. ``index_bounds`` maps the number of an input that is an index of embeddings to the number of rows of the
+    smallest of them. ``head_vectors`` are gains and shifts of the channels in heads, one for all heads: their names and
+    roles, in the order of operations.
     """
 
     operation: str = ""
@@ -352,6 +314,7 @@ class Constraints:
         first, second = np.broadcast_arrays(first, second)
         first_free, second_free = self.can_scale(first), self.can_scale(second)
         both = first_free & second_free
+        # s = 1 / s leaves 1 and -1
         own_inverse = self.scales.union(first[both], second[both])
         self.restrict_scale(own_inverse, SIGN, f"{why}, or with their inverses")
         if (lone := first_free != second_free).any():
@@ -462,9 +425,8 @@ class Constraints:
             self.restrict_scale(place.signs[own], POSITIVE, "is scaled with what it normalises")
 
     def heads_of(self, labels: Labels, axes: tuple[int, ...], name: str) -> Labels:
-        """Return labels of the heads of values whose channels vary along ``axes`` within each head.
-
-        Along the other axes that vary the values' labels are in heads. ``name`` is that of the heads, where they move.
+        """Return labels of the heads of values whose channels vary along ``axes`` within each head. Along the other
+        axes that vary the values' labels are in heads. ``name`` is that of the heads, where they move.
         """
         shape = labels.shape
         outer = tuple(axis for axis in labels.varying_axes if axis not in axes)
@@ -472,6 +434,7 @@ class Constraints:
         reduced = [size if axis in outer else 1 for axis, size in enumerate(shape)]
         rows = self.channels.find(channel.reshape(math.prod(reduced), -1))
         distinct, first, index = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+        # in the order in which they are met: np.unique sorts
         order = np.argsort(first)
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
@@ -481,6 +444,7 @@ class Constraints:
         # Channels may be tied within a head, as the pairs of a rotary embedding are, but not across heads.
         members = [list(dict.fromkeys(row)) for row in rows.tolist()]
         flat = [root for row in members for root in row]
+        # heads of several sizes, or with channels in common, do not move as blocks
         if len({len(row) for row in members}) > 1 or len(set(flat)) < len(flat) or min(flat) < 0:
             self.fix(channel, "sums over channels of several heads at once")
             return constant_labels(len(shape))
@@ -489,6 +453,7 @@ class Constraints:
         path = np.broadcast_to(labels.path, shape)
         path = np.moveaxis(path, axes, range(-len(axes), 0)).reshape(math.prod(reduced), -1)
         heads = nodes[rank[index.ravel()]].reshape(reduced)
+        # sorted, because the order of channels within a head is no property of the head
         paths = self.paths.extend("heads", *np.sort(path, axis=1).T).reshape(reduced)
         return Labels(heads, np.full(reduced, -1), paths)
 
@@ -504,10 +469,8 @@ class Constraints:
         return nodes
 
     def join_heads(self, heads: NodeIds, channel: NodeIds, axes: tuple[int, ...], name: str) -> None:
-        """Tie heads to values in heads, so that the values' heads move with them.
-
-        ``heads`` are labels of size 1 along ``axes``, those within a head, and ``channel`` the values'. ``name`` is
-        that of the heads, where they move.
+        """Tie heads to values in heads, so that the values' heads move with them. ``heads`` are labels of size 1 along
+        ``axes``, those within a head, and ``channel`` the values'. ``name`` is that of the heads, where they move.
         """
         none = np.full((1,) * channel.ndim, -1)
         values = self.heads_of(Labels(channel, none, none), axes, name)

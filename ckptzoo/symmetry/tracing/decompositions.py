@@ -21,10 +21,7 @@ PART_OF = "ckptzoo_part_of"
 
 
 def decompose(found: Operations, known: Callable[[str], bool]) -> None:
-    """Replace a module's operations without a rule by their decompositions, in place.
-
-    ``known`` says whether there is a rule for an operator, by its name.
-    """
+    """Replace a module's operations by their decompositions, in place, where no rule for the operator is ``known``."""
     table: dict[Any, Callable[..., Any]] = {}
     graphs = [found.graph]
     while graphs:
@@ -45,6 +42,7 @@ def decompose(found: Operations, known: Callable[[str], bool]) -> None:
 def _decomposition(node: fx.Node, table: dict[Any, Callable[..., Any]]) -> fx.Graph | None:
     """Return an operation's decomposition, as a graph of the tensors among its arguments; None where torch has none."""
     target: Any = node.target
+    # a change in place concerns all who share the memory; random numbers would be others in each call
     if target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags:
         return None
     leaves, structure = pytree.tree_flatten((node.args, node.kwargs))
@@ -52,6 +50,7 @@ def _decomposition(node: fx.Node, table: dict[Any, Callable[..., Any]]) -> fx.Gr
     if not values or not all(isinstance(value, torch.Tensor) for value in values):
         return None
     composite = torch._C.DispatchKey.CompositeImplicitAutograd  # pyright: ignore[reportPrivateUsage]
+    # torch writes these operators in terms of others itself; the table has decompositions for the rest
     if target.has_kernel_for_dispatch_key(composite):
         function = target.decompose
     elif (function := table.get(target)) is None:
@@ -73,6 +72,7 @@ def _decomposition(node: fx.Node, table: dict[Any, Callable[..., Any]]) -> fx.Gr
     except Exception:  # the operation depends on numbers, or a decomposition does not take these arguments
         return None
     calls = [item for item in made.nodes if item.op == "call_function"]
+    # one that needs constants, or calls the operation itself, which would never end
     if any(item.op == "get_attr" for item in made.nodes) or any(item.target is target for item in calls):
         return None
     several = not isinstance(next(item for item in made.nodes if item.op == "output").args[0], fx.Node)
@@ -102,6 +102,7 @@ def _put_in_place(graph: fx.Graph, node: fx.Node, made: fx.Graph) -> list[fx.Nod
     if isinstance(results, fx.Node):
         node.replace_all_uses_with(results)
     else:
+        # each user takes one of several results
         for user in list(node.users):
             user.replace_all_uses_with(results[user.args[1]])
             graph.erase_node(user)

@@ -24,7 +24,6 @@ class Example:
     @classmethod
     def of(cls, given: object) -> "Example":
         """Return the example that a caller gives: a tensor, a tuple of positional arguments, or a dict of named ones.
-
         Raises ``SymmetryError`` where it is none of them, has no tensor, or one without entries.
         """
         if isinstance(given, torch.Tensor):
@@ -74,6 +73,7 @@ class Example:
     def rows(self, count: int) -> "Example":
         """Return this number of examples: the first ones, or all of them again and again."""
         batch = self.count
+        # an argument with another first axis, such as a mask of tokens, is not one of examples
         return self.map(lambda item: _rows(item, count) if item.ndim and len(item) == batch else item)
 
     def call(self, module: nn.Module) -> Any:
@@ -123,6 +123,7 @@ def _rows(item: torch.Tensor, count: int) -> torch.Tensor:
 
 def _in_float64(item: torch.Tensor) -> torch.Tensor:
     item = item.detach().cpu()
+    # differences by a wrong symmetry must stand out against rounding
     return item.double() if item.is_floating_point() else item
 
 

@@ -28,10 +28,7 @@ class Layer:
 
 
 class Module:
-    """A module's operations with their uses of parameters.
-
-    ``names`` maps each name of a tensor in the state dict to its name in the architecture.
-    """
+    """A module's operations, and their uses of parameters; ``names`` maps the state dict's to the architecture's."""
 
     def __init__(self, found: Operations, names: Mapping[str, str]) -> None:
         self.nodes = list(found.graph.nodes)
@@ -75,6 +72,7 @@ class Module:
         elif name == "addmm" and (argument(node, "alpha"), argument(node, "beta")) == (1, 1):
             bias, value, weight = (argument(node, key) for key in ("self", "mat1", "mat2"))
             axis = 0
+        # written as ``x @ W``: the first axis of W is read
         elif name in ("mm", "matmul"):
             value, weight, bias = positional(node)[0], positional(node)[1], None
             axis = 0
@@ -127,6 +125,7 @@ def moved(node: fx.Node, given: fx.Node, ids: torch.Tensor) -> Any:
         (node.args, node.kwargs),
         lambda item: ids.contiguous() if item is given else torch.full(size_of(item), -1),
     )
+    # the numbers lie in memory otherwise than the value did, and a view may not be possible
     target: Any = torch.ops.aten.reshape.default if operation(node) == "view" else node.target
     return target(*args, **kwargs)
 

@@ -18,9 +18,8 @@ whether its inverse does, and the gate's scale."""
 
 
 def join_places_of_blocks(groups: Sequence[ChannelGroup]) -> list[ChannelGroup]:
-    """Return the groups, those of one channel a block joined where they move together and are in the same places.
-
-    They are given in the order in which they are first written.
+    """Return the groups, those of one channel a block joined where they move together and are in the same places. They
+    are given in the order in which they are first written.
     """
     joined: list[ChannelGroup] = []
     at: dict[tuple[str | None, _Look], int] = {}
@@ -67,6 +66,7 @@ def _renumbered(entries: Sequence[ChannelPosition]) -> tuple[ChannelPosition, ..
     made: list[ChannelPosition] = []
     for item in entries:
         number = numbers.setdefault(item.scale, len(numbers) - 1)
+        # which of s and 1 / s is called the scale differs between channels
         inverse = inverted.setdefault(item.scale, item.inverse) != item.inverse
         gate = numbers.setdefault(item.gate, len(numbers) - 1)
         made.append(replace(item, scale=number, inverse=inverse, gate=gate))

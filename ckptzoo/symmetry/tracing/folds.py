@@ -25,7 +25,6 @@ _WITH_FOLDS = frozenset(
 
 def candidate_folds(found: Operations, names: Mapping[str, str]) -> tuple[Fold, ...]:
     """Return candidates for folds of a module, in an order in which each keeps what those before it have fixed.
-
     ``names`` maps each name of a tensor in the state dict to its name in the architecture.
     """
     module = Module(found, names)
@@ -61,6 +60,7 @@ def _readers(module: Module) -> Iterator[_Reader]:
     for norm in module.nodes:
         if operation(norm) != "layer_norm" or len(argument(norm, "normalized_shape")) != 1:
             continue
+        # a gain that is computed, such as 1 + w, is no tensor that a fold could name
         if any(item is not None and item not in module.parameters for item in _affine(norm)):
             continue
         values = {norm: torch.arange(size_of(norm)[-1]).expand(size_of(norm))}

@@ -68,8 +68,10 @@ def operations(module: nn.Module, example: Example, *, functional: bool = False)
         with warnings.catch_warnings(), torch.no_grad(), _quiet():
             warnings.simplefilter("ignore")
             with fx_traceback.preserve_node_meta(), _ExportMode():
+                # not strict: the module's Python code runs, where TorchDynamo would refuse parts of it
                 program = export(module, example.args, dict(example.kwargs), strict=False)
             if functional:
+                # with an empty table only changes in place are replaced
                 program = program.run_decompositions({})
     except Exception as error:  # the module's own code runs here, without numbers: it may raise anything
         outputs = check_that_it_runs(module, example)
@@ -85,6 +87,7 @@ def operations(module: nn.Module, example: Example, *, functional: bool = False)
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Keep torch from logging tracebacks of errors that are raised as well."""
+    # it logs what it raises, and the error is reported here in its own words
     log = logging.getLogger("torch._subclasses.fake_tensor")
     before, log.disabled = log.disabled, True
     try:
@@ -115,10 +118,7 @@ def _check_outputs(module: nn.Module, outputs: Any) -> None:
 
 
 def check_that_it_runs(module: nn.Module, example: Example) -> Any:
-    """Check that a module takes an example, whatever torch.export makes of it, and return the outputs.
-
-    Raises ``SymmetryError`` where it raises an error.
-    """
+    """Return a module's outputs for an example; raises ``SymmetryError`` where it raises an error."""
     try:
         with torch.no_grad(), Float64Mode():
             return example.copy().call(module)
@@ -200,7 +200,6 @@ class Float64Mode(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation in float64."""
         kwargs = kwargs or {}
         # A softmax in float32, as in transformers, would have rows that sum to 1 only up to rounding.
         if kwargs.get("dtype") in _NARROW and args and getattr(args[0], "dtype", None) == torch.float64:
@@ -218,7 +217,6 @@ class _ExportMode(Float64Mode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation in float64."""
         frame = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         # Generated code, whose file is in angle brackets, is no place either.
         while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
@@ -282,6 +280,7 @@ def _padded(
 
 def _recurrent(layer: Callable[..., Any], data: torch.Tensor, sizes: _Sizes, *others: Any) -> Any:
     """Run a recurrent layer on packed sequences."""
+    # False is ``batch_first``: packed data have the steps first
     result, *states = layer(data.unflatten(0, (len(sizes), -1)), *others, False)
     return result.flatten(0, 1), *states
 

@@ -30,24 +30,12 @@ NO_SCALE = "none"
 
 @dataclass(frozen=True)
 class ChannelPosition:
-    """One position of a channel in a tensor.
+    """One position of a channel in a tensor, by the number of the placement and the position there.
 
-    Parameters
-    ----------
-    placement
-        number among the placements of the constraints.
-    position
-        the position there.
-    scale
-        number of the scale among the channel's, in the order of its entries; -1 where there is none.
-    kind
-        of that scale.
-    sign
-        whether the sign of the scale alone acts here, beside another entry at the same position.
-    inverse
-        whether the inverse of the scale acts here, against the first of the channel's entries that it scales.
-    gate
-        number of another scale that acts here too, as of a gated value; -1 where there is none.
+    ``scale`` is the number of the scale among the channel's, in the order of its entries, -1 where there is none, and
+    ``kind`` its kind. ``sign`` says whether the sign of the scale alone acts here, beside another entry at the same
+    position; ``inverse`` whether the inverse of the scale does, against the first of the channel's entries that it
+    scales. ``gate`` is the number of another scale that acts here too, as of a gated value; -1 where there is none.
     """
 
     placement: int
@@ -268,7 +256,9 @@ def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: 
     number of colours stays the same. A block that does not move as a whole counts with its number.
     """
     colours: dict[int, Hashable] = {
-        root: -1 - root if channel.fixed else channel.signature for root, channel in channels.items()
+        # a colour of its own for each channel in place; signatures are 0 or more
+        root: -1 - root if channel.fixed else channel.signature
+        for root, channel in channels.items()
     }
     colours |= _head_colours(constraints, colours)
     relations = [
@@ -280,6 +270,7 @@ def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: 
         for number, sides in relations:
             for block, members in enumerate(zip(*sides, strict=True)):
                 whole = number not in pinned and all(root in colours for side in members for root in side)
+                # by repr: colours are numbers, and those of heads tuples
                 beside = tuple(tuple(sorted((colours.get(root, 0) for root in side), key=repr)) for side in members)
                 for side_number, side in enumerate(members):
                     for root in side:
@@ -290,6 +281,7 @@ def _colours(constraints: Constraints, channels: Mapping[int, Channel], pinned: 
             root: refined.setdefault((colours[root], *sorted(facts, key=repr)), len(refined))
             for root, facts in seen.items()
         }
+        # a refinement never joins colours, so that as many colours are the same ones
         if len(refined) == count:
             break
         count = len(refined)
@@ -312,9 +304,8 @@ def _head_colours(constraints: Constraints, channels: Mapping[int, Hashable]) ->
 
 
 def _merge_heads(constraints: Constraints) -> set[int]:
-    """Make one relation of all whose heads are the same, so that all sides move their blocks together.
-
-    Returns the numbers of those among whose heads some are tied to each other: their blocks stay in place.
+    """Make one relation of all whose heads are the same, so that all sides move their blocks together. Returns the
+    numbers of those among whose heads some are tied to each other: their blocks stay in place.
     """
     for blocks in constraints.blocks:
         if blocks.heads:
@@ -382,10 +373,8 @@ def _roots(constraints: Constraints, blocks: ChannelBlocks) -> list[list[list[in
 
 
 def _group_channels(channels: Mapping[int, Channel], colours: Mapping[int, Hashable]) -> list[ChannelGroup]:
-    """Return groups of channels of one colour.
-
-    Channels that look alike but are alone with their colour, each in a pinned block, make one group that stays in
-    place.
+    """Return groups of channels of one colour. Channels that look alike but are alone with their colour, each in a
+    pinned block, make one group that stays in place.
     """
     by_colour: dict[Hashable, list[Channel]] = {}
     for root, channel in channels.items():
@@ -395,6 +384,7 @@ def _group_channels(channels: Mapping[int, Channel], colours: Mapping[int, Hasha
         together.setdefault(("alone", members[0].signature) if len(members) == 1 else colour, []).extend(members)
     groups: list[ChannelGroup] = []
     for members in together.values():
+        # alike and yet told apart: nothing may be exchanged
         fixed = members[0].fixed or len({colours[channel.root] for channel in members}) > 1
         ordered = tuple(sorted(members, key=lambda channel: channel.first))
         groups.append(ChannelGroup(ordered, Fixed() if fixed else Sym()))
@@ -459,6 +449,7 @@ def _with_block_permutations(
     for number, group in enumerate(groups):
         blocks = next((claim.permutation for claim in claims if claim.group == number), None)
         perm = group.perm
+        # consecutive channels are a block, as torch's groups are
         if blocks is not None:
             perm = Wreath(names[blocks], len(blocks[1]), len(group.channels) // len(blocks[1]))
         permuted.append(ChannelGroup(group.channels, perm))
@@ -521,10 +512,8 @@ def can_merge(constraints: Constraints, blocks: ChannelBlocks) -> bool:
 
 
 def merge_blocks(constraints: Constraints, blocks: ChannelBlocks, why: str) -> None:
-    """Tie what each block writes to the channel that it reads.
-
-    The weight is permuted along its first axis alone. Where both what it reads and what it writes could be scaled,
-    these scales become one, and the weight is not scaled.
+    """Tie what each block writes to the channel that it reads. The weight is permuted along its first axis alone. Where
+    both what it reads and what it writes could be scaled, these scales become one, and the weight is not scaled.
     """
     constraints.operation = f"{blocks.name!r}"
     written = blocks.members[1].shape
@@ -557,7 +546,6 @@ def merge_blocks(constraints: Constraints, blocks: ChannelBlocks, why: str) -> N
 
 
 def _uses(constraints: Constraints, blocks: ChannelBlocks) -> list[ChannelBlocks]:
-    """Return all uses of the weight."""
     return [use for use in constraints.blocks if use.axes == blocks.axes]
 
 

@@ -15,7 +15,6 @@ from ckptzoo.schema.symmetry import Symmetry
 
 def matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> str | None:
     """Return the kind of matrices that may replace the scales of a group in a table without matrices; None for none.
-
     ``mixable`` are the groups that no operation takes channel by channel.
     """
     if group.id not in mixable or not group.resizes or isinstance(group.perm, Like):
@@ -27,6 +26,7 @@ def matrix_kind(symmetry: Symmetry, group: Group, mixable: Container[str]) -> st
     in_order = isinstance(group.perm, Fixed) or group.n == 1
     if isinstance(group.perm, Wreath):
         in_order = group.perm.inner == "fixed" or group.perm.k == 1
+    # the matrices that commute with the rotations of a pair are the complex numbers
     if plain and in_order and all(_in_pairs(action, group) for action in actions):
         return "complex"
     return "linear" if plain and not in_order else None
@@ -70,6 +70,7 @@ def normalised_streams(
         scaled = {group.id for group in symmetry.groups if group.id in likes and group.resizes}
         right = {action.role for action in own} <= {"out", "in", "bias"} and (bool(gains) or bare) and gains <= scaled
         right &= {action.role for action in others} <= {"gain", "shift", "in", "bias"}
+        # a gain of another size would be one for several channels, which the matrices mix
         right &= all(math.prod(shapes[action.tensor]) == leader.n for action in others if action.role == "gain")
         if isinstance(leader.perm, Sym) and leader.n > 1 and not leader.resizes and plain and right:
             found.append(leader.id)

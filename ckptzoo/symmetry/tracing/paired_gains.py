@@ -22,10 +22,7 @@ LAYOUTS = ("entries", "halves", "turns")
 
 @dataclass(frozen=True)
 class PairedGains:
-    """A gain of queries and one of keys of ``size`` entries each, with the shifts behind each.
-
-    ``multiplied`` and ``divided`` are their names, the gain first.
-    """
+    """Gains of queries and keys, each ``size`` entries with shifts behind; their names come gain first."""
 
     multiplied: tuple[str, ...]
     divided: tuple[str, ...]
@@ -34,13 +31,13 @@ class PairedGains:
 
 def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple[str, str]]) -> list[PairedGains]:
     """Return pairs of gains that come one after the other, are used once, and which no group moves or scales.
-
     ``vectors`` are names of gains and shifts of the channels in heads and their roles, in the order of the operations.
     """
     listed = list(vectors)
     uses = Counter(name for name, _ in listed)
     runs: list[list[str]] = []
     for name, role in listed:
+        # a gain in two norms would have to change for both
         usable = uses[name] == 1 and len(arch[name].shape) == 1 and _stay(name, symmetry)
         if role == "gain":
             runs.append([])
@@ -58,9 +55,8 @@ def paired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple
 
 
 def unpaired_gains(symmetry: Symmetry, arch: Architecture, vectors: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return gains one after the other of which the second has signs of single channels, as of keys of one head.
-
-    No table expresses what may go from one to the other, as the signs of queries act there.
+    """Return gains one after the other of which the second has signs of single channels, as of keys of one head. No
+    table expresses what may go from one to the other, as the signs of queries act there.
     """
     gains = [name for name, role in vectors if role == "gain"]
     return [
@@ -84,10 +80,7 @@ def _stay(name: str, symmetry: Symmetry) -> bool:
 
 
 def with_paired_gains(symmetry: Symmetry, arch: Architecture, pairs: Sequence[PairedGains], layout: str) -> Symmetry:
-    """Return the table with a group of scales for each of the ``paired_gains``, in one of ``LAYOUTS``.
-
-    It is the given one where a size does not fit with the layout.
-    """
+    """Return the table with scales for the ``paired_gains``, or as it is where a size does not fit with the layout."""
     taken = {name for pair in pairs for name in (*pair.multiplied, *pair.divided)}
     groups, actions = list(symmetry.groups), [action for action in symmetry.actions if action.tensor not in taken]
     for pair in pairs:
@@ -97,6 +90,7 @@ def with_paired_gains(symmetry: Symmetry, arch: Architecture, pairs: Sequence[Pa
         module, _, tensor = pair.multiplied[0].rpartition(".")
         name = unique_name(module or tensor, [group.id for group in groups])
         groups.append(Group(name, n, Fixed(), "nonzero"))
+        # rotary embeddings rotate entries i and i + n / 2 (Llama), or 2 i and 2 i + 1 (RoFormer)
         segments = {
             "entries": (Segment(name, 0, 1, n),),
             "halves": (Segment(name, 0, 1, n), Segment(name, n, 1, n)),

@@ -56,11 +56,11 @@ def shared_heads(symmetry: Symmetry) -> list[tuple[str, ...]]:
 
 def with_heads_exchanged(symmetry: Symmetry, names: tuple[str, ...]) -> Symmetry:
     """Return the table with a group of the heads that share those of the groups ``names``, a set of ``shared_heads``.
-
     It is the given one where there are none of these heads, which keep their order in it.
     """
     found = _on_axes(symmetry, names)
     counts = _counts(found.values())
+    # heads of queries for each head of keys
     times = max((max(numbers) // min(numbers) for numbers in counts.values()), default=1)
     if times == 1:
         return symmetry
@@ -144,7 +144,6 @@ def _counts(found: Iterable[_Positions]) -> dict[str, set[int]]:
 
 def _segments(head: str, key: _Key, positions: NDArray[np.int64]) -> Iterator[Segment]:
     """Yield segments of heads; none where the positions of a head, or of a part of it, are not one after the other.
-
     ``positions`` are (blocks, channels of a block, heads that share it, positions of a channel in a head).
     """
     group, exponent, part = key

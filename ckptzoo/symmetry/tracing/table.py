@@ -129,9 +129,7 @@ def _listed(groups: Sequence[ChannelGroup], placements: Sequence[AxisPlacement],
 
 
 def _positions(groups: Sequence[ChannelGroup], *, signs: bool = False) -> dict[int, _Positions]:
-    """Return for every placement, and every group and scale there (or scale by whose sign it is multiplied), the
-    positions of each channel.
-    """
+    """Return each channel's positions for every placement, group and scale there, or scale with its sign alone."""
     positions: dict[int, _Positions] = {}
     for number, group in enumerate(groups):
         for rank, channel in enumerate(group.channels):

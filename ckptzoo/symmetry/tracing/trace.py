@@ -83,6 +83,7 @@ def _check_numbers(module: nn.Module) -> None:
 def _copied(module: nn.Module) -> nn.Module:
     """Return a copy of a module, also where it keeps weights that it computed, as torch.nn.utils.weight_norm does."""
     computed = (item for part in module.modules() for item in vars(part).values() if isinstance(item, torch.Tensor))
+    # deepcopy refuses tensors that autograd has computed
     return copy.deepcopy(module, {id(item): item.detach().clone() for item in computed if not item.is_leaf})
 
 
@@ -115,9 +116,8 @@ class OperationFailed(SymmetryError):
 
 
 class Interpreter:
-    """One pass over a module's operations: the value of each, its labels, and the constraints that they make.
-
-    ``names`` maps each name of a tensor in the state dict to its name in the architecture; aliases share one.
+    """One pass over a module's operations: the value of each, its labels, and the constraints that they make. ``names``
+    maps each name of a tensor in the state dict to its name in the architecture; aliases share one.
     """
 
     def __init__(self, found: Operations, names: Mapping[str, str]) -> None:
@@ -210,16 +210,21 @@ class Interpreter:
             return target(*args)
         if isinstance(target, type) and issubclass(target, tuple):  # such as torch.return_types.max
             return tuple(args[0])
+        # torch.export's wrap_with_autocast and wrap_with_set_grad_enabled
         if name_of(target).startswith("wrap_with"):
             return self._part(node, args)
         if (schema := schema_of(target)) is None:
             if any(values_in((args, kwargs))):
                 raise self._unknown_operation(node)
             return target(*args, **kwargs)  # on sizes alone
-        if is_check(name := name_of(target)):
+        if is_check(name_of(target)):
             return None
-        arguments = dict(zip((item.name for item in schema.arguments), args, strict=False)) | kwargs
-        values = list(values_in(arguments))
+        return self._operation(node, dict(zip((item.name for item in schema.arguments), args, strict=False)) | kwargs)
+
+    def _operation(self, node: fx.Node, arguments: dict[str, Any]) -> Any:
+        """Carry out an operation of torch, and label its result."""
+        target: Any = node.target
+        name, values = name_of(target), list(values_in(arguments))
         if is_cast(name) and (kept := _kept_in_float64(arguments)) is not None:
             return kept
         plain = map_values(arguments, lambda value: value.tensor)

@@ -24,6 +24,7 @@ class UnionFind:
     def new(self, count: int) -> NodeIds:
         """Return this number of new nodes, each in a set of its own."""
         start, self._size = self._size, self._size + count
+        # doubled, so that nodes are copied once on average
         while self._size > len(self._parent):
             self._parent = np.concatenate([self._parent, np.empty_like(self._parent)])
             self._sign = np.concatenate([self._sign, np.ones_like(self._sign)])
@@ -87,6 +88,7 @@ class UnionFind:
         return node, sign
 
     def _union_pair(self, left: int, right: int, sign: int) -> bool:
+        # the lowest number is the root, whatever the order of unions
         (low, low_sign), (high, high_sign) = sorted((self._root(left), self._root(right)))
         sign *= low_sign * high_sign
         if low == high:

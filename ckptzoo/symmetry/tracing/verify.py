@@ -76,18 +76,9 @@ def verify_table(
     not be verified. Raises ``SymmetryError`` where an element changes the outputs by more than 1e-9, and no group alone
     does.
 
-    Parameters
-    ----------
-    module
-        in float64 and evaluation mode.
-    index_bounds
-        as ``Draw`` takes them.
-    mixable
-        groups that no operation takes channel by channel.
-    head_vectors
-        gains and shifts of the channels in heads, one for all heads, as ``paired_gains`` takes them.
-    normed
-        groups whose channels an operation takes together, and which one.
+    ``module`` is in float64 and evaluation mode. ``mixable`` are the groups that no operation takes channel by channel,
+    and ``normed`` those whose channels an operation takes together, and which one; ``index_bounds`` are as ``Draw`` and
+    ``head_vectors`` as ``paired_gains`` take them.
     """
     verifier = Verifier(module, arch, symmetry, example, index_bounds)
     worst = verifier.max_difference(symmetry, lambda: verifier.random_element(symmetry))
@@ -141,6 +132,7 @@ class Verifier:
     ) -> None:
         self._module, self._arch, self._symmetry = module, arch, symmetry
         self._parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+        # always the same seed: a module's table does not change from run to run
         self._rng = np.random.default_rng(0)
         self._elements = _ELEMENTS if arch.nbytes < _SMALL else 1
         self.notes: list[str] = []
@@ -164,6 +156,7 @@ class Verifier:
             try:
                 self._trials.append(self._trial(True, self._trials[1].weights, first.inputs))
             except ValueError as error:
+                # torch refuses statistics of one value a channel
                 self.notes.append(f"Not verified in training mode: {error}.")
 
     def max_difference(self, symmetry: Symmetry, draw: Callable[[], GroupElement]) -> float:
@@ -242,6 +235,7 @@ class Verifier:
         if not own:
             return
         tried, base = 0, self._trials[1]
+        # one kind for large networks, whose passes take most of the time
         for kind in BUFFERS if self._elements > 1 else BUFFERS[:1]:
             for _ in range(_DRAWS):
                 others = {name: kind(value, self._rng) for name, value in own.items()}
@@ -310,6 +304,7 @@ class Verifier:
         state: dict[str, torch.Tensor] = {}
         for tensor in self._arch.tensors:
             value = torch.from_numpy(np.asarray(weights[tensor.name]))
+            # buffers may be changed in place, as running statistics are
             value = value if tensor.name in self._parameters else value.clone()
             state.update(dict.fromkeys((tensor.name, *tensor.aliases), value))
         with torch.no_grad(), Float64Mode(), _batch_statistics(self._module if training else None):
@@ -382,9 +377,8 @@ def _note_orthogonal(verifier: Verifier, symmetry: Symmetry, normed: Mapping[str
 def _with_matrices(
     verifier: Verifier, symmetry: Symmetry, mixable: Container[str], normed: Container[str]
 ) -> tuple[Symmetry, float]:
-    """Return the table with matrices for groups whose channels they may mix, where they keep the outputs.
-
-    All are tried together, and one by one where that fails. The second item is the largest difference that they make.
+    """Return the table with matrices for groups whose channels they may mix, where they keep the outputs. All are tried
+    together, and one by one where that fails. The second item is the largest difference that they make.
     """
     kinds = {group.id: kind for group in symmetry.groups if (kind := matrix_kind(symmetry, group, mixable))}
     streams = dict.fromkeys(normalised_streams(symmetry, verifier.shapes, normed), "orthogonal_mean")
@@ -411,9 +405,8 @@ def _with_matrices(
 
 
 def _with_shared_heads(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry, float]:
-    """Return the table with groups of the heads that share others, where exchanging these keeps the outputs.
-
-    All are tried together, and one by one where that fails. The second item is the largest difference that they make.
+    """Return the table with groups of the heads that share others, where exchanging these keeps the outputs. All are
+    tried together, and one by one where that fails. The second item is the largest difference that they make.
     """
     candidates = shared_heads(symmetry)
     table = functools.reduce(with_heads_exchanged, candidates, symmetry)
@@ -433,9 +426,8 @@ def _with_shared_heads(verifier: Verifier, symmetry: Symmetry) -> tuple[Symmetry
 def _with_paired_gains(
     verifier: Verifier, symmetry: Symmetry, arch: Architecture, pairs: Sequence[PairedGains]
 ) -> tuple[Symmetry, float]:
-    """Return the table with scales between gains of queries and of keys, where these keep the outputs.
-
-    All are tried together, in one layout after the other, and one by one where that fails in every layout.
+    """Return the table with scales between gains of queries and of keys, where these keep the outputs. All are tried
+    together, in one layout after the other, and one by one where that fails in every layout.
     """
     worst = 0.0
     for layout in LAYOUTS if pairs else ():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptzoo.hub.card.contents import BAR_WIDTH, MAX_BINS, Scale, histogram
+from ckptzoo.hub.card.contents import BAR_WIDTH, MAX_BINS, RoundBins, histogram
 
 FIGURES = st.lists(st.floats(-1e9, 1e9) | st.floats(0, 1), min_size=1, max_size=300)
 LINE = re.compile(r"(.+?)  +([\d,]+)(?:  ([█▏▎▍▌▋▊▉]+))?")
@@ -39,7 +39,7 @@ def test_every_figure_is_counted_once_and_in_its_bin(values: list[float]) -> Non
 @settings(deadline=None)
 @given(st.floats(-1e9, 1e9), st.floats(0, 1e9), st.integers(2, 30))
 def test_a_scale_covers_its_range_with_round_steps(least: float, span: float, rows: int) -> None:
-    scale = Scale.over(least, least + span, rows)
+    scale = RoundBins.over(least, least + span, rows)
     assert scale.edge(0) <= least and scale.edge(scale.count) >= least + span
     assert 1 <= scale.count <= rows and scale.step in (1, 2, 5)
 
@@ -67,7 +67,7 @@ def test_equal_figures_are_one_bin(value: float) -> None:
 
 
 def test_bins_can_be_those_of_others() -> None:
-    found = lines(histogram([0.5, 1.5, 7.0], Scale(1, 0, 1, 3)))
+    found = lines(histogram([0.5, 1.5, 7.0], RoundBins(1, 0, 1, 3)))
     assert found == [
         ("below   1", 1, "█" * BAR_WIDTH), ("1 - 2", 1, "█" * BAR_WIDTH), ("2 - 3", 0, ""), ("3 - 4", 0, ""),
         ("above   4", 1, "█" * BAR_WIDTH),

@@ -173,7 +173,7 @@ def test_refusals_say_what_to_do(client: Client, server: Hosted) -> None:
     assert code_of(gone.value) == 2 and code_of(HubError(gone.value.problem)) == 5
     with pytest.raises(HubError, match="token: expected a token, got none"):
         Client(server.url).whoami()
-    with pytest.raises(HubError, match="expected leave to do so, got status 403"):
+    with pytest.raises(HubError, match="expected permission to do so, got status 403"):
         client_of(server, "read").create("lab/mine")
     assert repr(client) == f"Client({server.url!r})"
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, ZooError
-from ckptzoo.hub.contributions.evaluation import COLUMNS, Evaluator, trace_symmetry
+from ckptzoo.hub.contributions.evaluation import COLUMNS, CheckpointEvaluator, trace_symmetry
 from ckptzoo.image_sets import ImageSet
 from ckptzoo.image_sets.evaluation import Evaluation, evaluation_of
 from ckptzoo.schema.architecture import Architecture
@@ -26,7 +26,7 @@ def test_figures_of_a_network_with_batchnorm() -> None:
     name = "resnet8-pad-10"
     module = archs.get(name)()
     module.train()(torch.randn(8, 3, 32, 32))
-    found = Evaluator(archs.architecture(name), archs.get(name), COLOUR, SCALED).columns(weights_of(module))
+    found = CheckpointEvaluator(archs.architecture(name), archs.get(name), COLOUR, SCALED).columns(weights_of(module))
     scale = torch.tensor([SCALED.mean, SCALED.std])[:, None, :, None, None]
     seen = (torch.from_numpy(COLOUR.images).float() / 255 - scale[0]) / scale[1]
     with torch.no_grad():
@@ -44,7 +44,7 @@ def test_figures_of_a_network_with_batchnorm() -> None:
 def test_half_precision_and_flat_inputs() -> None:
     name = "mlp-784-5-10"
     module = archs.get(name)()
-    judge = Evaluator(archs.architecture(name), archs.get(name), GREY, Evaluation("g"))
+    judge = CheckpointEvaluator(archs.architecture(name), archs.get(name), GREY, Evaluation("g"))
     whole = judge.columns(weights_of(module))
     half = judge.columns({name: array.astype(np.float16) for name, array in weights_of(module).items()})
     assert np.isclose(whole["test_nll"], half["test_nll"], rtol=1e-2) and whole["test_nll"] != half["test_nll"]
@@ -54,28 +54,32 @@ def test_outputs_that_are_not_finite() -> None:
     name = "mlp-784-10"
     weights = weights_of(archs.get(name)())
     weights["fc1.bias"][:] = np.nan
-    found = Evaluator(archs.architecture(name), archs.get(name), GREY, Evaluation("g")).columns(weights)
+    found = CheckpointEvaluator(archs.architecture(name), archs.get(name), GREY, Evaluation("g")).columns(weights)
     assert np.isnan(found["test_accuracy"][0])
 
 
 def test_networks_and_images_that_do_not_fit() -> None:
     resnet, factory = archs.architecture("resnet8-pad-10"), archs.get("resnet8-pad-10")
     with pytest.raises(ZooError, match="takes them"):
-        judge = Evaluator(resnet, factory, GREY, Evaluation("g"))
+        judge = CheckpointEvaluator(resnet, factory, GREY, Evaluation("g"))
         judge.columns(weights_of(factory()))
     with pytest.raises(ZooError, match="one a channel"):
-        Evaluator(resnet, factory, COLOUR, Evaluation("c", (0.1, 0.2), (1.0,)))
+        CheckpointEvaluator(resnet, factory, COLOUR, Evaluation("c", (0.1, 0.2), (1.0,)))
     with pytest.raises(SpecError, match=r"linear\.weight"):
-        Evaluator(resnet, archs.get("resnet8-pad-9"), COLOUR, SCALED)
+        CheckpointEvaluator(resnet, archs.get("resnet8-pad-9"), COLOUR, SCALED)
     few = archs.architecture("mlp-784-3")
     with pytest.raises(ZooError, match="scores of labels"):
-        Evaluator(few, archs.get("mlp-784-3"), GREY, Evaluation("g")).columns(weights_of(archs.get("mlp-784-3")()))
+        CheckpointEvaluator(few, archs.get("mlp-784-3"), GREY, Evaluation("g")).columns(
+            weights_of(archs.get("mlp-784-3")())
+        )
     silent = Architecture("mine", Architecture.of(nn.Linear(784, 10).state_dict(), name="mine").tensors)
     with pytest.raises(ZooError, match=r"input_shape = \[784\], if that is it, in the table \[zoo\]"):
-        Evaluator(silent, lambda: nn.Linear(784, 10), GREY, Evaluation("g")).columns(weights_of(nn.Linear(784, 10)))
+        CheckpointEvaluator(silent, lambda: nn.Linear(784, 10), GREY, Evaluation("g")).columns(
+            weights_of(nn.Linear(784, 10))
+        )
     flattened = Architecture("mine", resnet.tensors, input_shape=(int(np.prod(resnet.input_shape or ())),))
     with pytest.raises(ZooError, match=r"input_shape, \[3072\]: of a new zoo correct it in the table \[zoo\]"):
-        Evaluator(flattened, factory, COLOUR, SCALED).columns(weights_of(factory()))
+        CheckpointEvaluator(flattened, factory, COLOUR, SCALED).columns(weights_of(factory()))
 
 
 def test_what_rows_say_of_their_evaluation() -> None:

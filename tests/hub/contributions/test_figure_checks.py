@@ -11,8 +11,8 @@ import pytest
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.hub.contributions.evaluation import EvaluatorPool
-from ckptzoo.hub.contributions.figure_checks import check_accuracy, check_loss
 from ckptzoo.hub.contributions.report import Check, summaries_markdown, summarize, unmeasured
+from ckptzoo.hub.contributions.run_checks import check_accuracy, check_loss
 from ckptzoo.loader import Zoo
 from tests.support.derived_zoos import weights_of
 from tests.support.effort import examples

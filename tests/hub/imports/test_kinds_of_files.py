@@ -21,7 +21,7 @@ import ckptzoo
 from ckptzoo.errors import IntegrityError, ZooError
 from ckptzoo.hub.imports import Options, import_zoo
 from ckptzoo.hub.imports.adapters import ADAPTERS
-from ckptzoo.hub.imports.adapters.adapter import Found, Picked
+from ckptzoo.hub.imports.adapters.adapter import FoundCheckpoints, Picked
 from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.imports.sources import open_path
 from ckptzoo.hub.untrusted.errors import NoNetworkError
@@ -50,7 +50,7 @@ def picked(folder: Path, files: dict[str, bytes], process: ReadingProcess, **opt
         (folder / name).write_bytes(data)
     made: dict[str, Picked] = {}
     for found in ADAPTERS["files"].checkpoints(OpenedSource(open_path(folder)), Options(**options)):
-        assert isinstance(found, Found), found
+        assert isinstance(found, FoundCheckpoints), found
         (data,) = found.read()
         name = found.path.rpartition("/")[2]
         form = read_form(data[:HEAD_BYTES], name, location=found.path)

@@ -19,7 +19,7 @@ from ckptzoo.errors import SpecError, ZooError
 from ckptzoo.hub.imports import import_zoo
 from ckptzoo.hub.imports.effective_weights import effective
 from ckptzoo.hub.imports.same_architecture import Saved, ties_of
-from ckptzoo.hub.imports.target import Arriving, Declaration, Target
+from ckptzoo.hub.imports.target import Declaration, NewCheckpoint, TargetZoos
 from tests.support.effort import examples
 from tests.support.published_zoos import network, save
 
@@ -191,10 +191,10 @@ def test_any_mix_of_habits_is_one_architecture(
     tmp_path_factory: pytest.TempPathFactory, several: list[Habits], seed: int
 ) -> None:
     folder = tmp_path_factory.mktemp("zoos") / "zoo"
-    target = Target(folder, Declaration("zoo"), by_order=False)
+    target = TargetZoos(folder, Declaration("zoo"), by_order=False)
     made = [saved_by(habits, seed + at) for at, habits in enumerate(several)]
     rows = [{"id": f"n{at}", "unit": f"u{at}", "extra": {}} for at in range(len(made))]
-    target.add([Arriving(saved, row) for (saved, _), row in zip(made, rows, strict=True)])
+    target.add([NewCheckpoint(saved, row) for (saved, _), row in zip(made, rows, strict=True)])
     target.commit()
     zoo = ckptzoo.open(folder)
     assert not target.has_several and len(zoo) == len(several)
@@ -223,9 +223,9 @@ def test_zoos_keep_the_parts_of_weights_that_they_have(tmp_path: Path) -> None:
     parts = {"0.weight_g": np.ones((6, 1), "f4"), "0.weight_v": np.ones((6, 4), "f4"), "0.bias": np.ones(6, "f4")}
     with ckptzoo.create(tmp_path / "zoo", arch=ckptzoo.Architecture.of(parts, name="zoo")) as writer:
         writer.add(parts, {"id": "old"})
-    target = Target(tmp_path / "zoo", Declaration("zoo"), by_order=False)
+    target = TargetZoos(tmp_path / "zoo", Declaration("zoo"), by_order=False)
     wrapped = {f"module.{name}": 2 * array for name, array in parts.items()}
-    target.add([Arriving(Saved(wrapped), {"id": "new", "unit": "u", "source": "s"})])
+    target.add([NewCheckpoint(Saved(wrapped), {"id": "new", "unit": "u", "source": "s"})])
     target.commit()
     zoo = ckptzoo.open(tmp_path / "zoo")
     assert zoo.arch.names == tuple(parts) and np.array_equal(zoo["0.weight_v"][1], 2 * parts["0.weight_v"])

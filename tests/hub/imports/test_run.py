@@ -17,7 +17,7 @@ from ckptzoo.hub.imports import Options, import_zoo
 from ckptzoo.hub.imports import run as running
 from ckptzoo.hub.imports.run import report_path
 from ckptzoo.hub.imports.tables import read_by_path
-from ckptzoo.hub.imports.target import Declaration, Target
+from ckptzoo.hub.imports.target import Declaration, TargetZoos
 from tests.support.effort import ALL
 from tests.support.published_zoos import files, network, packed, ray_tune, save, small_cnn, table
 
@@ -84,7 +84,7 @@ def test_making_room_for_a_second_architecture_can_be_killed(tmp_path: Path, mov
         for item in sorted((tmp_path / "zoo").iterdir()):
             item.rename(beside / item.name)
         (tmp_path / "zoo").rmdir()
-    Target(tmp_path / "zoo", Declaration("zoo"), by_order=False)
+    TargetZoos(tmp_path / "zoo", Declaration("zoo"), by_order=False)
     assert not beside.exists() and contents(tmp_path / "zoo") == before
 
 

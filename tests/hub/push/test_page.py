@@ -151,7 +151,7 @@ def test_a_licence_that_nobody_stated_is_noted(
     found = pushed(server, zoo)
     assert len(found.notes) == 1 and "no licence is stated" in found.notes[0]
     found.print()
-    assert f"note: {found.notes[0]}" in capsys.readouterr().out and found.to_json()["notes"] == found.notes
+    assert f"note: {found.notes[0]}" in capsys.readouterr().out and found.to_json()["notes"] == list(found.notes)
     assert plan(zoo, ZOO, endpoint=server.url).notes == found.notes
     text = assert_generated_page(downloaded(server, tmp_path))
     assert "No licence is stated." in text and "license" not in parsed(text)

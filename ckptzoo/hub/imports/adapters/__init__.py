@@ -1,7 +1,7 @@
 """The formats in which zoos are published: each adapter finds the checkpoints of one, and what is known about them."""
 
-from ckptzoo.hub.imports.adapters.adapter import Adapter, Found, Options
-from ckptzoo.hub.imports.adapters.files import Files
+from ckptzoo.hub.imports.adapters.adapter import Adapter, FoundCheckpoints, Options
+from ckptzoo.hub.imports.adapters.files import CheckpointFiles
 from ckptzoo.hub.imports.adapters.haiku import Haiku
 from ckptzoo.hub.imports.adapters.inr import ImplicitRepresentations
 from ckptzoo.hub.imports.adapters.model_j import ModelJungle
@@ -24,9 +24,9 @@ ADAPTERS: dict[str, Adapter] = {
         ModelJungle(),
         Haiku(),
         NeuralWeightSpace(),
-        Files(),
+        CheckpointFiles(),
     )
 }
 """Every adapter by its name."""
 
-__all__ = ["ADAPTERS", "Adapter", "Found", "Options"]
+__all__ = ["ADAPTERS", "Adapter", "FoundCheckpoints", "Options"]

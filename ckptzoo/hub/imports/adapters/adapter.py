@@ -1,8 +1,10 @@
 """The adapter of a format, and the checkpoints that it finds."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -10,7 +12,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.opened import OpenedSource
-from ckptzoo.hub.imports.sources import Source, SourceFile
+from ckptzoo.hub.imports.sources import ImportSource, SourceFile
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.runs import identifier
 from ckptzoo.schema.metadata import MAX_ID
@@ -96,10 +98,10 @@ def check_options(name: str, options: Options) -> None:
 class Picked:
     """One checkpoint of a file.
 
-    ``suffix`` ends its id where the file holds several. ``row`` has the columns that differ from those of ``Found``,
-    with ``extra`` merged. With ``gaussian`` the tensors are means, with the standard deviation of ``T`` as ``T_std``.
-    ``note`` says how its numbers were changed, ``ties`` maps names to earlier names with the same storage, ``buffers``
-    are known to be no parameters.
+    ``suffix`` ends its id where the file holds several. ``row`` has the columns that differ from those of
+    ``FoundCheckpoints``, with ``extra`` merged. With ``gaussian`` the tensors are means, with the standard
+    deviation of ``T`` as ``T_std``. ``note`` says how its numbers were changed, ``ties`` maps names to earlier
+    names with the same storage, ``buffers`` are known to be no parameters.
     """
 
     suffix: str
@@ -112,31 +114,14 @@ class Picked:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoints:
     """A file with checkpoints, or the files that hold one checkpoint together.
 
-    Parameters
-    ----------
-    path
-        in the source.
-    member, step
-        of its checkpoints.
-    row
-        columns.
-    size
-        bytes that reading it takes.
-    read
-        the bytes of each file; may be called until the next is asked for.
-    pick
-        the checkpoints among its state dicts.
-    id
-        of its checkpoints; made of the member and the step where it is empty.
-    form
-        what the file was taken for; empty where only reading tells.
-    parts
-        paths of its files, where they are several.
-    others
-        files that may hold the same checkpoints in other formats, and are read to tell.
+    ``path`` is that in the source; ``member``, ``step`` and the columns ``row`` are those of its checkpoints; ``size``
+    is how many bytes are read. ``read`` gives the bytes of each file, until the next is asked for; ``pick`` the
+    checkpoints among its state dicts. ``id`` is made of the member and the step where it is empty. ``form`` is what the
+    file was taken for, empty where only reading tells. ``parts`` has the paths of its files, where they are several;
+    ``others`` the files that may hold the same checkpoints in other formats, and are read to tell.
     """
 
     path: str
@@ -149,7 +134,7 @@ class Found:
     id: str = ""
     form: str = ""
     parts: Sequence[str] = ()
-    others: Sequence["Found"] = ()
+    others: Sequence["FoundCheckpoints"] = ()
 
 
 @dataclass(frozen=True)
@@ -183,14 +168,8 @@ class FoundArrays:
 class Adapter(Protocol):
     """One format.
 
-    Attributes
-    ----------
-    name
-        as ``--as`` has it.
-    license
-        of everything that is published in it; None where that differs or is not stated.
-    by_order
-        whether tensors are matched by their order and shapes where their names differ.
+    ``name`` is as ``--as`` has it; ``license`` that of everything that is published in it, None where that differs or
+    is not stated; ``by_order`` tells that tensors are matched by their order and shapes where their names differ.
     """
 
     name: str
@@ -203,7 +182,7 @@ class Adapter(Protocol):
 
     def checkpoints(
         self, source: OpenedSource, options: Options
-    ) -> Iterator[Found | FoundArrays | PassedOver | Broken]:
+    ) -> Iterator[FoundCheckpoints | FoundArrays | PassedOver | Broken]:
         """Every checkpoint, in the source's order, and files that are passed over for a reason of their own."""
         ...
 
@@ -227,7 +206,7 @@ def checkpoint_id(member: str, step: int | None, suffix: str = "") -> str:
 
 
 def side_files(
-    source: Source, wanted: Callable[[str], bool], checkpoint: Callable[[str], bool] = lambda path: False
+    source: ImportSource, wanted: Callable[[str], bool], checkpoint: Callable[[str], bool] = lambda path: False
 ) -> tuple[dict[str, bytes], tuple[str, bytes] | None]:
     """Return the files of facts in a source, by path, in a pass of its own: they may come after what they are about.
 
@@ -247,6 +226,7 @@ def side_files(
 def parse_json(data: bytes, location: str) -> Any:
     """Parse JSON as Python writes it; raise ``ZooError`` where it is none."""
     try:
+        # json.dump writes NaN and Infinity, which are no JSON and stand for no value here
         return json.loads(data, parse_constant=lambda name: None)
     except (ValueError, RecursionError) as error:
         step = "Correct or remove the file."
@@ -258,7 +238,21 @@ def reader(file: SourceFile, limit: int) -> Callable[[], Sequence[bytes]]:
     return lambda: [file.read(limit)]
 
 
+def numbered_files(
+    source: ImportSource,
+    pattern: re.Pattern[str],
+    member: Callable[[re.Match[str]], str],
+    pick: Callable[..., Sequence[Picked]],
+) -> Iterator[FoundCheckpoints]:
+    """Yield the files whose paths match, each a checkpoint at the step ``number``; ``pick`` is given the path too."""
+    for file in source.files():
+        if (matched := pattern.fullmatch(file.path)) is not None:
+            name, step = identifier(member(matched)), int(matched["number"])
+            read, picked = reader(file, Limits().file_bytes), partial(pick, path=file.path)
+            yield FoundCheckpoints(file.path, name, step, {}, file.size, read, picked)
+
+
 def all_fit(paths: Sequence[str], fits: Callable[[str], object]) -> bool:
-    """Whether there are files that fit a format, and none that may hold other checkpoints."""
+    """Return whether there are files that fit a format, and none that may hold other checkpoints."""
     rest = [path for path in paths if not fits(path) and path.rpartition("/")[2] != SETTINGS_OF_RAY]
     return any(map(fits, paths)) and not any(path.lower().endswith(SUFFIXES) for path in rest)

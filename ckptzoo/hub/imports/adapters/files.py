@@ -10,7 +10,7 @@ from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.adapters.adapter import (
     SUFFIXES,
     Broken,
-    Found,
+    FoundCheckpoints,
     Options,
     PassedOver,
     Picked,
@@ -55,7 +55,7 @@ from ckptzoo.hub.untrusted.siblings import said_of_file
 _OF_A_RUN = "taken by its name for one of several checkpoints of a run; --member and --step say otherwise"
 
 
-class Files:
+class CheckpointFiles:
     """Files with state dicts, lists of them, whole modules, parameters of Gaussians, or vectors.
 
     A file's path says which run it belongs to and at which step it was saved (``runs``). Networks of a list are members
@@ -72,7 +72,7 @@ class Files:
         """Return True: files are recognised by their content, so that any source may be of this format."""
         return True
 
-    def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[Found | PassedOver | Broken]:
+    def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[FoundCheckpoints | PassedOver | Broken]:
         """Yield every file whose form is read; shards, and arrays of one folder, as one file."""
         reading = _Reading.of(source.name, options, SideFiles(source))
         yield from reading.beside.passed_over
@@ -94,15 +94,17 @@ class Files:
             elif file.form.name == "npy" and options.layout is None and is_tensor_name(file.name):
                 arrays.add(file)
             else:
-                found = reading.found(file.path, file.size, reader(file, Limits().file_bytes), file.form.words)
-                others: list[Found] = []
+                checkpoint_file = reading.found(
+                    file.path, file.size, reader(file, Limits().file_bytes), file.form.words
+                )
+                others: list[FoundCheckpoints] = []
                 for other in file.others:
                     if other.form.is_read:
                         read = reader(other, Limits().file_bytes)
-                        others.append(replace(found, path=other.path, size=other.size, read=read))
+                        others.append(replace(checkpoint_file, path=other.path, size=other.size, read=read))
                     else:
                         yield PassedOver(other.path, other.form.reason)
-                yield replace(found, others=others) if others else found
+                yield replace(checkpoint_file, others=others) if others else checkpoint_file
         yield from (reading.joined(whole) for whole in arrays.left(None))
         yield from (Broken(paths[0], error, paths) for error, paths in shards.missing())
         reading.rows.check_used()
@@ -125,7 +127,7 @@ class _Reading:
 
     source: str
     options: Options
-    rows: "_Rows"
+    rows: "_MetadataRows"
     slices: Sequence[Slice] | None
     member: re.Pattern[str] | None
     step: re.Pattern[str] | None
@@ -133,21 +135,19 @@ class _Reading:
 
     @classmethod
     def of(cls, source: str, options: Options, beside: SideFiles) -> "_Reading":
-        """Check the options."""
         slices = None if options.layout is None else read_layout(options.layout.encode(), "--layout")
         member, step = (
             None if text is None else _pattern(flag, text)
             for flag, text in (("--member", options.member_pattern), ("--step", options.step_pattern))
         )
-        return cls(source, options, _Rows(options.metadata), slices, member, step, beside)
+        return cls(source, options, _MetadataRows(options.metadata), slices, member, step, beside)
 
-    def joined(self, whole: Whole) -> Found:
-        """Return the arrays of a folder as one network."""
+    def joined(self, whole: Whole) -> FoundCheckpoints:
         return self.found(whole.path, whole.size, whole.read, "arrays of numpy.save, a tensor each", whole.parts)
 
     def found(
         self, path: str, size: int, read: Callable[[], Sequence[bytes]], form: str, parts: Sequence[str] = ()
-    ) -> Found:
+    ) -> FoundCheckpoints:
         """Return a file, with its run and its facts."""
         facts = {**self.beside.of(path), **self.rows.of(path)}
         is_named = self.member is not None or "member" in facts
@@ -172,7 +172,7 @@ class _Reading:
             is_networks = self.slices is not None and not any("method" in item.row for item in picked)
             return picked if is_networks else _with_runs(picked, run, member, None if is_named else self.source)
 
-        return Found(path, member, run.step, row, size, read, pick, name, form, parts)
+        return FoundCheckpoints(path, member, run.step, row, size, read, pick, name, form, parts)
 
     def run(self, path: str, facts: dict[str, Any]) -> Run:
         """Return the run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""
@@ -182,6 +182,7 @@ class _Reading:
             member = _searched(self.member, "--member", path)
         if step is None and self.step is not None:
             text = _searched(self.step, "--step", path)
+            # 18 digits fit into the int64 of the column
             if not re.fullmatch(r"\d{1,18}", text):
                 raise ZooError(Problem(path, "--step", "a number", repr(text[:80]), "Put a group around the number."))
             step = int(text)
@@ -205,10 +206,10 @@ def _pattern(flag: str, text: str) -> re.Pattern[str]:
 
 
 def _searched(pattern: re.Pattern[str], flag: str, path: str) -> str:
-    found = searched(pattern, path)
-    if found is None:
+    text = searched(pattern, path)
+    if text is None:
         raise ZooError(Problem(path, flag, f"what {pattern.pattern[:80]!r} finds", "nothing", "Correct the pattern."))
-    return found
+    return text
 
 
 def _with_runs(picked: Sequence[Picked], run: Run, member: str, source: str | None) -> list[Picked]:
@@ -238,10 +239,10 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str, source: str | No
     groups: dict[tuple[str, ...], list[_Own]] = {}
     for item in own:
         groups.setdefault(item.parent, []).append(item)
-    made: list[Picked] = []
+    with_runs: list[Picked] = []
     for item in own:
         if OWN_ID in item.picked.row:  # of an export, which says all of it
-            made.append(item.picked)
+            with_runs.append(item.picked)
             continue
         row, group = dict(item.picked.row), groups[item.parent]
         is_trajectory = _is_trajectory(group)
@@ -265,8 +266,8 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str, source: str | No
         if "method" in row:
             row["mode"] = f"{member}/{row['mode']}" if "mode" in row else member
         row["member"] = name
-        made.append(replace(item.picked, row=row, note=item.picked.note or (_OF_A_RUN if run.is_part else "")))
-    return made
+        with_runs.append(replace(item.picked, row=row, note=item.picked.note or (_OF_A_RUN if run.is_part else "")))
+    return with_runs
 
 
 @dataclass(frozen=True)
@@ -284,7 +285,6 @@ class _Own:
 
     @classmethod
     def of(cls, picked: Picked, parts: tuple[str, ...], *, alone: bool) -> "_Own":
-        """Read a key."""
         if len(parts) > 1 and parts[-1] in ("params", "parameters") and is_copy_name(parts[-2]):
             parts = parts[:-1]
         copy = next((at for at, part in enumerate(reversed(parts)) if not is_copy_name(part)), len(parts))
@@ -358,20 +358,19 @@ def _step_of(picked: Picked, *, of_its_own: bool) -> int | None:
     """
     extra, epoch = picked.row.get("extra", {}), picked.row.get("epoch")
     inside = [extra, *(extra[name] for name in ("meta", "train_state") if isinstance(extra.get(name), dict))]
-    step = None if of_its_own else next((found for facts in inside if (found := step_of(facts)) is not None), None)
+    step = None if of_its_own else next((fact for facts in inside if (fact := step_of(facts)) is not None), None)
     if step is None and isinstance(epoch, float) and epoch.is_integer() and epoch >= 0:
         return int(epoch)
     return step
 
 
-class _Rows:
+class _MetadataRows:
     """The rows of ``--metadata`` by the path that they are about, or by its last part."""
 
     def __init__(self, metadata: Mapping[str, Mapping[str, Any]] | None) -> None:
         self.rows, self.unused = metadata, set(metadata or ())
 
     def of(self, path: str) -> Mapping[str, Any]:
-        """Return the row of a file."""
         if self.rows is None:
             return {}
         key = next(
@@ -422,10 +421,10 @@ def _picked(
         return pairs
     if len(states) == 1 and (written := layout_in(states[0])) is not None:
         return list(_of_vectors(states[0], written, path, options))
-    if what := said_of_file(without_suffixes(path).rpartition("/")[2]):
-        reject_without_network(path, f"{what}, by its name", "Leave it out.")
+    if meaning := said_of_file(without_suffixes(path).rpartition("/")[2]):
+        reject_without_network(path, f"{meaning}, by its name", "Leave it out.")
     states = [part for state in states for part in copies_of(state)]
-    made: list[Picked] = []
+    checkpoints: list[Picked] = []
     for picked, state in zip(every_state(states), states, strict=True):
         refuse_vectors(picked.tensors, path)
         by_chain = DRAWS in state.facts and options.stacked is not False
@@ -435,21 +434,23 @@ def _picked(
         if options.stacked is None and not by_chain:
             refuse_stacked(picked.tensors, path)
         if gaussian is not None:
-            made.append(replace(gaussian, suffix=picked.suffix, row={**row, **gaussian.row}))
+            checkpoints.append(replace(gaussian, suffix=picked.suffix, row={**row, **gaussian.row}))
         elif options.stacked or by_chain:
-            made += unstacked(replace(picked, row=row), path, by_chain=by_chain)
+            checkpoints += unstacked(replace(picked, row=row), path, by_chain=by_chain)
         else:
             note = side_by_side(picked.tensors)
-            made.append(Picked(picked.suffix, picked.tensors, row, note=note, ties=picked.ties, buffers=picked.buffers))
-    return made
+            checkpoints.append(
+                Picked(picked.suffix, picked.tensors, row, note=note, ties=picked.ties, buffers=picked.buffers)
+            )
+    return checkpoints
 
 
 def _of_vectors(state: StateDict, slices: Sequence[Slice], path: str, options: Options) -> Iterator[Picked]:
     """Yield what vectors hold: the moments of a posterior, samples, or networks."""
     (picked,) = every_state([state])
     if (moments := moments_of(picked.tensors, state.facts, path)) is not None:
-        made = cut_gaussian(moments, slices, path)
-        yield replace(made, suffix=picked.suffix, row={**row_of(state.facts, location=path), **made.row})
+        gaussian = cut_gaussian(moments, slices, path)
+        yield replace(gaussian, suffix=picked.suffix, row={**row_of(state.facts, location=path), **gaussian.row})
         return
     are_samples = options.stacked if options.stacked is not None else DRAWS in state.facts
     yield from cut(picked, slices, path, are_samples=are_samples)

@@ -91,18 +91,18 @@ def _swag_of_states(by_key: Mapping[str, StateDict], path: str) -> Picked | None
     if any(other.keys() != means.keys() for other in (squares, *deviations)):
         return None
     tensors = {name: array for name, array in means.items() if array.dtype.kind == "f"}
-    made = {
+    moments = {
         name: _swag(
             array.astype(np.float64),
             squares[name].astype(np.float64),
-            np.array([one[name].reshape(-1) for one in deviations], np.float64) if deviations else None,
+            np.array([deviation[name].reshape(-1) for deviation in deviations], np.float64) if deviations else None,
             path,
             f"second moments of {name!r}",
         )
         for name, array in tensors.items()
     }
     both = _interleaved(
-        tensors, {name: _positive(item.deviation, tensors[name].dtype, name, path) for name, item in made.items()}
+        tensors, {name: _positive(item.deviation, tensors[name].dtype, name, path) for name, item in moments.items()}
     )
     rest = {name: array for name, array in means.items() if name not in tensors}
     return Picked("", both | rest, {"method": "swag"}, gaussian=True, note=_SWAG)
@@ -115,8 +115,8 @@ def gaussian_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Picked 
     """
     if not _may_be_parameters(tuple(tensors)):
         return None
-    if (made := _swag_of_tensors(tensors, path)) is not None:
-        return made
+    if (swag := _swag_of_tensors(tensors, path)) is not None:
+        return swag
     if other_content({name: array.dtype.name for name, array in tensors.items()}) == MOMENTS or _is_laplace(tensors):
         reject_without_network(path, f"{MOMENTS}, unless --layout says which of their numbers are which tensor", "")
     if not any(map(_CANDIDATES.search, tensors)):
@@ -146,14 +146,14 @@ def _may_be_parameters(names: tuple[str, ...]) -> bool:
 def _key(name: str) -> tuple[str, str] | None:
     """Return the tensor that a parameter is about, and which of its parameters it is."""
     name = name.removesuffix(_UNCONSTRAINED)
-    if (found := _BEFORE.fullmatch(name)) is not None:
-        return f"{found[1]}{found[3]}", found[2]
+    if (matched := _BEFORE.fullmatch(name)) is not None:
+        return f"{matched[1]}{matched[3]}", matched[2]
     *words, last = name.split(".")
     several = next((word for word in words if word in _SEVERAL), None)
     if several is not None:
         return ".".join([*(word for word in words if word not in (several, "AutoNormal")), last]), _SEVERAL[several]
-    found = _PARAMETER.fullmatch(name)
-    return None if found is None else (found[1].removesuffix("_auto"), found[3])
+    matched = _PARAMETER.fullmatch(name)
+    return None if matched is None else (matched[1].removesuffix("_auto"), matched[3])
 
 
 def _of_parameters(
@@ -196,6 +196,7 @@ def _of_parameters(
 def _deviation_of(tensors: Arrays, name: str, word: str, facts: Mapping[str, Any], path: str) -> NDArray[Any]:
     """Return the standard deviation that a parameter stands for."""
     array = tensors[name]
+    # PyroModule keeps a PyroParam so, and its constraint outside of the state dict
     if name.endswith(_UNCONSTRAINED):
         got = "the value before its constraint, which the file does not name"
         step = "Save pyro.get_param_store().get_state(), or the constrained values."
@@ -209,6 +210,7 @@ def _deviation(word: str, array: NDArray[Any], name: str, path: str) -> NDArray[
     """Bring a parameter to a standard deviation: ``rho`` by softplus (Blundell et al. 2015, arXiv 1505.05424)."""
     wide = array.astype(np.float64)
     if word == "rho":
+        # softplus, log(1 + exp(rho)), without overflow
         wide = np.logaddexp(0, wide)
     elif word.startswith("log"):
         wide = np.exp(wide / 2 if word.endswith("var") else wide)
@@ -220,12 +222,12 @@ def _deviation(word: str, array: NDArray[Any], name: str, path: str) -> NDArray[
 
 def _positive(wide: NDArray[Any], dtype: np.dtype[Any], name: str, path: str) -> NDArray[Any]:
     """Return deviations in a dtype, all above 0."""
-    made = np.asarray(wide).astype(dtype)
-    if not bool((made > 0).all()):
+    deviations = np.asarray(wide).astype(dtype)
+    if not bool((deviations > 0).all()):
         least = float(np.min(wide)) if not np.isnan(wide).any() else float("nan")
         step = "Say so in a file of another form: what these numbers are is not known."
         raise ZooError(Problem(path, f"tensor {name!r}", "standard deviations above 0", f"{least:g}", step))
-    return made
+    return deviations
 
 
 def _constrained(array: NDArray[Any], constraint: Any, location: str) -> NDArray[Any]:
@@ -248,15 +250,15 @@ def _constrained(array: NDArray[Any], constraint: Any, location: str) -> NDArray
 def _interleaved(means: Arrays, scales: Arrays) -> dict[str, NDArray[Any]]:
     """Order tensors as ``gaussian-<name>`` does: for each module its means, then its standard deviations."""
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in means))
-    made: dict[str, NDArray[Any]] = {}
+    ordered: dict[str, NDArray[Any]] = {}
     for layer in layers:
         own = [name for name in means if name.rpartition(".")[0] == layer]
-        made |= {name: means[name] for name in own} | {f"{name}{STD}": scales[name] for name in own}
-    return made
+        ordered |= {name: means[name] for name in own} | {f"{name}{STD}": scales[name] for name in own}
+    return ordered
 
 
 @dataclass(frozen=True)
-class Moments:
+class VectorMoments:
     """A mean and a standard deviation of each number of a vector, and how they were made."""
 
     mean: NDArray[Any]
@@ -269,11 +271,9 @@ _SWAG = "of SWAG the deviations of each weight are kept, and its covariances are
 _LAPLACE = "of the Laplace approximation the deviations of each weight are kept, and its covariances are not"
 
 
-def moments_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Moments | None:
+def moments_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> VectorMoments | None:
     """Return the moments of a posterior that are vectors; None where tensors are others.
 
-    Notes
-    -----
     SWAG's covariance is half the diagonal of variances and half that of the deviations' low rank (Maddox et al. 2019,
     arXiv 1902.02476, section 3.3); without deviations it is the diagonal alone. MultiSWAG keeps weights in place of
     deviations, as columns. Laplace's is the inverse of the Hessian over noise and temperature plus the prior's
@@ -298,7 +298,7 @@ def _is_laplace(tensors: Arrays) -> bool:
 
 def _swag(
     mean: NDArray[Any], squares: NDArray[Any], deviations: NDArray[Any] | None, path: str, name: str = "second moments"
-) -> Moments:
+) -> VectorMoments:
     variance = squares - mean**2
     if bool((variance < -_ROUNDING * (mean**2 + _LEAST_VARIANCE)).any()):
         got = f"some that are smaller by {-float(variance.min()):g}"
@@ -309,10 +309,10 @@ def _swag(
             _refuse(path, name, f"deviations of {mean.size} numbers", f"shape {deviations.shape}")
         low_rank = np.square(deviations).sum(axis=0).reshape(mean.shape) / (len(deviations) - 1)
         variance = (variance + low_rank) / 2
-    return Moments(mean, np.sqrt(variance), "swag", _SWAG)
+    return VectorMoments(mean, np.sqrt(variance), "swag", _SWAG)
 
 
-def _laplace(flat: Arrays, facts: Mapping[str, Any], path: str) -> Moments:
+def _laplace(flat: Arrays, facts: Mapping[str, Any], path: str) -> VectorMoments:
     def scalar(name: str, default: float) -> float:
         value = flat[name].item() if name in flat and flat[name].size == 1 else facts.get(name, default)
         return float(value) if isinstance(value, int | float) else default
@@ -320,6 +320,7 @@ def _laplace(flat: Arrays, facts: Mapping[str, Any], path: str) -> Moments:
     hessian, prior = flat["h"], flat["prior_precision"]
     if prior.size not in (1, flat["mean"].size):
         _refuse(path, "prior_precision", f"one number or {flat['mean'].size}", f"shape {prior.shape}")
+    # _H_factor of laplace-torch
     factor = 1 / (scalar("sigma_noise", 1.0) ** 2 * scalar("temperature", 1.0))
     if hessian.shape == flat["mean"].shape:
         precision = hessian * factor + prior
@@ -334,14 +335,14 @@ def _laplace(flat: Arrays, facts: Mapping[str, Any], path: str) -> Moments:
         _refuse(path, "H", "a diagonal or a matrix of the weights", f"shape {hessian.shape}")
     if not bool((variance > 0).all()):
         _refuse(path, "H", "a positive definite precision", "another")
-    return Moments(flat["mean"], np.sqrt(variance), "laplace", _LAPLACE)
+    return VectorMoments(flat["mean"], np.sqrt(variance), "laplace", _LAPLACE)
 
 
 def _refuse(path: str, what: str, expected: str, got: str) -> NoReturn:
     raise ZooError(Problem(path, what, expected, got, "Save it again, or leave it out."))
 
 
-def cut_gaussian(moments: Moments, slices: Sequence[Slice], path: str) -> Picked:
+def cut_gaussian(moments: VectorMoments, slices: Sequence[Slice], path: str) -> Picked:
     """Cut moments that are vectors into the means and deviations of tensors."""
     if moments.mean.shape != (slices[-1].stop,):
         expected = f"{slices[-1].stop} numbers, as --layout says"
@@ -368,7 +369,7 @@ def _swag_of_tensors(tensors: Arrays, path: str) -> Picked | None:
     stems = [stem for stem in stems if f"{stem}{mean}" in tensors]
     if not stems:
         return None
-    made: dict[str, Moments] = {}
+    moments: dict[str, VectorMoments] = {}
     used = {"n_models"}
     for stem in stems:
         parts = [tensors.get(f"{stem}{end}") for end in _OF_TENSOR]
@@ -377,15 +378,18 @@ def _swag_of_tensors(tensors: Arrays, path: str) -> Picked | None:
         if squares.shape != means.shape:
             _refuse(path, f"tensor '{stem}{square}'", f"shape {means.shape}", f"{squares.shape}")
         rows = None if deviations is None or not deviations.size else deviations.reshape(len(deviations), -1)
-        made[stem] = _swag(means, squares, rows, path, f"second moments of {stem!r}")
+        moments[stem] = _swag(means, squares, rows, path, f"second moments of {stem!r}")
         used |= {f"{stem}{end}" for end in _OF_TENSOR}
     first = stems[0].partition(".")[0]
     names = [*stems, *(name for name in tensors if name not in used)]
     prefix = f"{first}." if all(name.startswith(f"{first}.") and name.count(".") > 1 for name in names) else ""
     dtypes = {stem: tensors[f"{stem}{mean}"].dtype for stem in stems}
     both = _interleaved(
-        {stem.removeprefix(prefix): item.mean.astype(dtypes[stem]) for stem, item in made.items()},
-        {stem.removeprefix(prefix): _positive(item.deviation, dtypes[stem], stem, path) for stem, item in made.items()},
+        {stem.removeprefix(prefix): item.mean.astype(dtypes[stem]) for stem, item in moments.items()},
+        {
+            stem.removeprefix(prefix): _positive(item.deviation, dtypes[stem], stem, path)
+            for stem, item in moments.items()
+        },
     )
     rest = {name.removeprefix(prefix): array for name, array in tensors.items() if name not in used}
     extra = {"n_models": int(tensors["n_models"].reshape(-1)[0])} if "n_models" in tensors else {}

@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, all_fit, identifier, reader
+from ckptzoo.hub.imports.adapters.adapter import FoundCheckpoints, Options, Picked, all_fit, numbered_files
 from ckptzoo.hub.imports.facts import row_of
-from ckptzoo.hub.imports.sources import Source
-from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.imports.sources import ImportSource
+from ckptzoo.hub.untrusted import StateDict
 
 _CHECKPOINT = re.compile(r"(?:(?P<folder>.+)/)?model_step_(?P<number>\d{1,9})\.pt")
 
@@ -25,19 +25,11 @@ class Haiku:
         """Whether all checkpoint files are a ``model_step_N.pt``."""
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Yield every sample; its facts are in the file."""
-        for file in source.files():
-            if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
-                continue
-            member = identifier(matched["folder"] or source.name)
+    def checkpoints(self, source: ImportSource, options: Options) -> Iterator[FoundCheckpoints]:
+        def pick(states: Sequence[StateDict], path: str) -> Sequence[Picked]:
+            return [_picked(state, path, options) for state in [*filter(_is_parameters, states)] or states]
 
-            def pick(states: Sequence[StateDict], path: str = file.path) -> Sequence[Picked]:
-                return [_picked(state, path, options) for state in [*filter(_is_parameters, states)] or states]
-
-            yield Found(
-                file.path, member, int(matched["number"]), {}, file.size, reader(file, Limits().file_bytes), pick
-            )
+        return numbered_files(source, _CHECKPOINT, lambda matched: matched["folder"] or source.name, pick)
 
 
 def _is_parameters(state: StateDict) -> bool:

@@ -7,8 +7,8 @@ AllanYangZhou/nfn (``<prefix>_<label>s/net<i>.pth``).
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, all_fit, every_state, identifier, reader
-from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.imports.adapters.adapter import FoundCheckpoints, Options, all_fit, every_state, identifier, reader
+from ckptzoo.hub.imports.sources import ImportSource
 from ckptzoo.hub.untrusted import Limits
 
 _DWSNETS = re.compile(r"(?:.*/)?(?P<member>[a-z]+_png_(?P<split>[a-z]+)_(?P<label>\d+)_\d+)(?:/.*)?/[^/]+\.(pth|pt)")
@@ -26,8 +26,7 @@ class ImplicitRepresentations:
         """Whether all checkpoint files are named in one of the two ways."""
         return all_fit(paths, lambda path: _DWSNETS.fullmatch(path) or _NFN.fullmatch(path))
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Yield every file with a label in its path."""
+    def checkpoints(self, source: ImportSource, options: Options) -> Iterator[FoundCheckpoints]:
         for file in source.files():
             matched = _DWSNETS.fullmatch(file.path) or _NFN.fullmatch(file.path)
             if matched is None:
@@ -36,4 +35,4 @@ class ImplicitRepresentations:
             member = groups.get("member") or f"{groups['folder']}-{groups['name']}"
             extra = {"label": int(groups["label"])} | ({"split": groups["split"]} if groups["split"] else {})
             read = reader(file, Limits().file_bytes)
-            yield Found(file.path, identifier(member), None, {"extra": extra}, file.size, read, every_state)
+            yield FoundCheckpoints(file.path, identifier(member), None, {"extra": extra}, file.size, read, every_state)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ckptzoo.hub.imports.adapters.adapter import (
-    Found,
+    FoundCheckpoints,
     Options,
     PassedOver,
     Picked,
@@ -41,7 +41,7 @@ class ModelJungle:
         is_one_each = len(folders) == len(models) and not any(run_of(path).is_part for path in models)
         return is_one_each and all_fit(paths, lambda path: path.rpartition("/")[2] == _MODEL)
 
-    def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[Found | PassedOver]:
+    def checkpoints(self, source: OpenedSource, options: Options) -> Iterator[FoundCheckpoints | PassedOver]:
         """Yield every ``model.safetensors``; the header's texts are facts, read as Python's literals."""
         beside = SideFiles(source)
         yield from beside.passed_over
@@ -57,10 +57,11 @@ class ModelJungle:
                     for picked, state in zip(every_state(states), states, strict=True)
                 ]
 
-            yield Found(file.path, member, None, row, file.size, reader(file, Limits().file_bytes), pick)
+            yield FoundCheckpoints(file.path, member, None, row, file.size, reader(file, Limits().file_bytes), pick)
 
 
 def _facts(state: StateDict) -> dict[str, Any]:
+    # safetensors keeps texts alone: lists and numbers are there as Python writes them
     return {name: _literal(value) if isinstance(value, str) else value for name, value in state.facts.items()}
 
 

@@ -19,7 +19,7 @@ from ckptzoo.hub.imports.adapters.adapter import (
     side_files,
 )
 from ckptzoo.hub.imports.facts import Row, row_of
-from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.imports.sources import ImportSource
 from ckptzoo.hub.imports.tables import read_layout, read_table
 
 _CHECKPOINT = re.compile(r"(?:(?P<folder>.+)/)?weights/(?P<number>\d{1,9})\.bin")
@@ -39,8 +39,7 @@ class NeuralWeightSpace:
         """Whether all checkpoint files are a ``weights/N.bin``."""
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[FoundArrays]:
-        """Yield every vector, cut by the layout."""
+    def checkpoints(self, source: ImportSource, options: Options) -> Iterator[FoundArrays]:
         texts, _ = side_files(source, lambda path: _TABLE.fullmatch(path) is not None)
         layouts = {path: data for path, data in texts.items() if path.rpartition("/")[2] == _LAYOUT}
         if options.layout is not None:
@@ -58,6 +57,7 @@ class NeuralWeightSpace:
         for file in source.files():
             if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
                 continue
+            # numpy.tofile writes numbers alone, without a header
             vector = np.frombuffer(file.read(MAX_SIDE_BYTES), "<f8")
             if len(vector) != slices[-1].stop:
                 raise ZooError(Problem(file.path, "numbers", str(slices[-1].stop), str(len(vector)), _STEP))

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.adapters.adapter import (
-    Found,
+    FoundCheckpoints,
     Options,
     every_state,
     identifier,
@@ -21,7 +21,7 @@ from ckptzoo.hub.imports.adapters.adapter import (
     side_files,
 )
 from ckptzoo.hub.imports.facts import merged, row_of
-from ckptzoo.hub.imports.sources import Source, SourceFile
+from ckptzoo.hub.imports.sources import ImportSource, SourceFile
 from ckptzoo.hub.untrusted import Limits
 
 _CHECKPOINT = re.compile(r"(?P<trial>.+)/checkpoint_(?P<number>\d{1,9})/checkpoints")
@@ -44,7 +44,7 @@ class RayTune:
         """Whether there is a ``checkpoint_N/checkpoints``."""
         return any(_CHECKPOINT.fullmatch(path) for path in paths)
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
+    def checkpoints(self, source: ImportSource, options: Options) -> Iterator[FoundCheckpoints]:
         """Yield every checkpoint with the facts of its trial and of its iteration."""
         numbers: dict[str, list[int]] = {}
 
@@ -54,7 +54,7 @@ class RayTune:
             return path.rpartition("/")[2] in _SIDE
 
         texts, first = side_files(source, wanted, lambda path: _CHECKPOINT.fullmatch(path) is not None)
-        trials: dict[str, _Trial] = {}
+        trials: dict[str, _TrialFolder] = {}
         if first is not None:
             path, data = first
             yield self._found(SourceFile(path, len(data), lambda: BytesIO(data)), texts, numbers, trials, options)
@@ -67,24 +67,24 @@ class RayTune:
         file: SourceFile,
         texts: Mapping[str, bytes],
         numbers: Mapping[str, list[int]],
-        trials: dict[str, "_Trial"],
+        trials: dict[str, "_TrialFolder"],
         options: Options,
-    ) -> Found:
+    ) -> FoundCheckpoints:
         matched = _CHECKPOINT.fullmatch(file.path)
         assert matched is not None
         folder = matched["trial"]
         if folder not in trials:
-            trials[folder] = _Trial(folder, texts, numbers.get(folder, []), options)
+            trials[folder] = _TrialFolder(folder, texts, numbers.get(folder, []), options)
         trial = trials[folder]
         iteration = int(matched["number"]) + trial.offset
         facts = merged(trial.parameters, trial.results.get(iteration, {}))
         row = row_of(facts, location=file.path, percent=options.percent)
         row.setdefault("epoch", float(iteration))
         read = reader(file, Limits().file_bytes)
-        return Found(file.path, trial.member, iteration, row, file.size, read, every_state)
+        return FoundCheckpoints(file.path, trial.member, iteration, row, file.size, read, every_state)
 
 
-class _Trial:
+class _TrialFolder:
     """One folder: its parameters, and results by iteration."""
 
     def __init__(self, folder: str, texts: Mapping[str, bytes], numbers: Sequence[int], options: Options) -> None:
@@ -92,8 +92,8 @@ class _Trial:
         self.parameters: dict[str, Any] = {}
         for name in ("config.json", "params.json"):
             if (data := texts.get(f"{folder}/{name}")) is not None:
-                found = parse_json(data, f"{folder}/{name}")
-                self.parameters = merged(self.parameters, found if isinstance(found, dict) else {})
+                content = parse_json(data, f"{folder}/{name}")
+                self.parameters = merged(self.parameters, content if isinstance(content, dict) else {})
         location = f"{folder}/result.json"
         if (data := texts.get(location)) is None:
             step = "Fetch it again, or give --checkpoint-offset to import without its figures."
@@ -107,7 +107,7 @@ class _Trial:
 
 def _results(data: bytes, location: str) -> dict[int, dict[str, Any]]:
     """Return a trial's results by iteration, without the parameters that every line repeats."""
-    found: dict[int, dict[str, Any]] = {}
+    results: dict[int, dict[str, Any]] = {}
     for number, line in enumerate(data.splitlines(), start=1):
         if not line.strip():
             continue
@@ -119,8 +119,8 @@ def _results(data: bytes, location: str) -> dict[int, dict[str, Any]]:
         if type(iteration) is not int:
             step = "Fetch the file again: it may be cut."
             raise ZooError(Problem(at, "training_iteration", "an integer", json.dumps(iteration)[:80], step))
-        found[iteration] = {name: value for name, value in content.items() if name not in ("config", "done")}
-    return found
+        results[iteration] = {name: value for name, value in content.items() if name not in ("config", "done")}
+    return results
 
 
 def _offset(numbers: Sequence[int], results: Mapping[int, Any], location: str) -> int:
@@ -129,6 +129,7 @@ def _offset(numbers: Sequence[int], results: Mapping[int, Any], location: str) -
     """
     if all(number in results for number in numbers):
         return 0
+    # Ray counts training_iteration from 1
     if numbers and numbers[0] == 0 and 0 not in results and results and numbers[-1] + 1 == max(results):
         return 1
     got = f"checkpoints {numbers[0]} to {numbers[-1]}" if numbers else "none"

@@ -6,9 +6,9 @@ The networks of arXiv 2310.08287: ``models/<name>/<name>-<from>-<to>.tgz`` with 
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, every_state, identifier, reader
+from ckptzoo.hub.imports.adapters.adapter import FoundCheckpoints, Options, every_state, identifier, reader
 from ckptzoo.hub.imports.shards import is_shard
-from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.imports.sources import ImportSource
 from ckptzoo.hub.untrusted import Limits
 from ckptzoo.hub.untrusted.runs import run_of
 
@@ -28,9 +28,10 @@ class SafetensorsArchive:
         is_one_each = len(numbers) == len(paths) > 1
         return is_one_each and not any(is_shard(path) or run_of(path).is_part for path in paths)
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Yield every safetensors file."""
+    def checkpoints(self, source: ImportSource, options: Options) -> Iterator[FoundCheckpoints]:
         for file in source.files():
             if (matched := _NUMBERED.fullmatch(file.path)) is not None:
                 member = identifier(matched["number"])
-                yield Found(file.path, member, None, {}, file.size, reader(file, Limits().file_bytes), every_state)
+                yield FoundCheckpoints(
+                    file.path, member, None, {}, file.size, reader(file, Limits().file_bytes), every_state
+                )

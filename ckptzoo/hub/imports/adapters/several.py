@@ -39,7 +39,7 @@ def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterato
     ``prefixes`` are dotted words, with ``*`` for any word: ``members.*``. Raises ``ZooError`` where no name begins with
     one of them.
     """
-    found: dict[str, dict[str, NDArray[Any]]] = {}
+    by_network: dict[str, dict[str, NDArray[Any]]] = {}
     rest: list[str] = []
     pattern = re.compile("|".join(re.escape(prefix.strip(".")).replace(r"\*", r"[^.]+") for prefix in prefixes))
     for name, array in state.tensors.items():
@@ -47,9 +47,9 @@ def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterato
         if matched is None:
             rest.append(name)
         else:
-            found.setdefault(matched[1], {})[name[matched.end() :]] = array
+            by_network.setdefault(matched[1], {})[name[matched.end() :]] = array
     for prefix in prefixes:
-        if not any(re.fullmatch(re.escape(prefix.strip(".")).replace(r"\*", r"[^.]+"), name) for name in found):
+        if not any(re.fullmatch(re.escape(prefix.strip(".")).replace(r"\*", r"[^.]+"), name) for name in by_network):
             first = sorted({name.partition(".")[0] for name in state.tensors})
             step = "Name the words that the networks' tensors begin with."
             raise ZooError(
@@ -58,7 +58,7 @@ def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterato
     more = f" and {len(rest) - 4} more" if len(rest) > 4 else ""
     left_out = (f"tensors of none of --networks: {', '.join(rest[:4])}{more}",) if rest else ()
     file, _, key = state.source.partition("#")
-    for prefix, own in found.items():
+    for prefix, own in by_network.items():
         aliases = {
             name.removeprefix(f"{prefix}."): first.removeprefix(f"{prefix}.")
             for name, first in state.aliases.items()
@@ -257,8 +257,8 @@ def cut(picked: Picked, slices: Sequence[Slice], path: str, *, are_samples: bool
         matrix = array.reshape(math.prod(before), array.shape[-1])
         several = len(matrix) > 1 or len(picked.tensors) > 1
         for number, vector in enumerate(matrix):
-            place = "-".join(map(str, np.unravel_index(number, before))) if len(matrix) > 1 else ""
-            parts = [picked.suffix, name if len(picked.tensors) > 1 else "", place]
+            position = "-".join(map(str, np.unravel_index(number, before))) if len(matrix) > 1 else ""
+            parts = [picked.suffix, name if len(picked.tensors) > 1 else "", position]
             tensors = {item.name: vector[item.start : item.stop].reshape(item.shape) for item in slices}
             row = _draw(picked.row, draw if len(before) < 2 else number % before[-1]) if are_samples else {}
             if are_samples and len(before) > 1:

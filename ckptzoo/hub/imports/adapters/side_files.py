@@ -46,17 +46,17 @@ class SideFiles:
         """Return the facts about a checkpoint, the nearest first: in its own file, its folder's and those above."""
         if not self._by_stem and not self._by_folder:
             return {}
-        found = dict(self._by_stem.get(without_suffixes(path), {}))
+        known = dict(self._by_stem.get(without_suffixes(path), {}))
         folder = path.rpartition("/")[0]
         for name, facts in self._by_folder.get(folder, {}).items():
             if name in _STATES:
-                found = {**facts, **found}
+                known = {**facts, **known}
         while True:
             for name, facts in self._by_folder.get(folder, {}).items():
-                if name not in _STATES and name not in found:
-                    found[name] = facts
+                if name not in _STATES and name not in known:
+                    known[name] = facts
             if not folder:
-                return found
+                return known
             folder = folder.rpartition("/")[0]
 
     def exported(self, path: str) -> Row | None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.adapters.adapter import FoundArrays, Options, identifier, side_files
 from ckptzoo.hub.imports.facts import Row, row_of
-from ckptzoo.hub.imports.sources import Source, SourceFile
+from ckptzoo.hub.imports.sources import ImportSource, SourceFile
 from ckptzoo.hub.imports.tables import Slice, read_layout, read_table
 
 _WEIGHTS, _LAYOUT, _METRICS = "weights.npy", "layout.csv", ("metrics.csv.gz", "metrics.csv")
@@ -38,7 +38,7 @@ class SmallCnn:
         names = {path.rpartition("/")[2] for path in paths}
         return {_WEIGHTS, _LAYOUT} <= names
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[FoundArrays]:
+    def checkpoints(self, source: ImportSource, options: Options) -> Iterator[FoundArrays]:
         """Yield the rows of the matrix, some megabytes at a time."""
         texts, _ = side_files(source, lambda path: path.rpartition("/")[2] in (_LAYOUT, *_METRICS))
         by_name = {path.rpartition("/")[2]: (path, data) for path, data in texts.items()}
@@ -119,6 +119,7 @@ def _described(row: Row, location: str, options: Options) -> tuple[str, int | No
 
 def _torch_name(name: str) -> str:
     """Rename as torch would: ``sequential/conv2d_1/kernel:0`` is ``conv2d_1.weight``."""
+    # TensorFlow ends the name of a variable with the number of an output
     *_, layer, leaf = ("", *name.partition(":")[0].split("/"))
     return f"{layer}.{ {'kernel': 'weight'}.get(leaf, leaf) }".lstrip(".")
 

@@ -8,9 +8,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, all_fit, every_state, identifier, reader, side_files
+from ckptzoo.hub.imports.adapters.adapter import (
+    FoundCheckpoints,
+    Options,
+    all_fit,
+    every_state,
+    identifier,
+    reader,
+    side_files,
+)
 from ckptzoo.hub.imports.facts import merged, row_of
-from ckptzoo.hub.imports.sources import Source
+from ckptzoo.hub.imports.sources import ImportSource
 from ckptzoo.hub.imports.tables import read_table
 from ckptzoo.hub.untrusted import Limits
 
@@ -31,7 +39,7 @@ class SmallTransformer:
         """Whether all checkpoint files are named so, and there is a table."""
         return all_fit(paths, _CHECKPOINT.fullmatch) and any(_TABLE.fullmatch(path) for path in paths)
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
+    def checkpoints(self, source: ImportSource, options: Options) -> Iterator[FoundCheckpoints]:
         """Yield every file, with its row of the tables where there is one."""
         rows: dict[str, dict[str, Any]] = {}
         texts, _ = side_files(source, lambda path: _TABLE.fullmatch(path) is not None)
@@ -49,14 +57,16 @@ class SmallTransformer:
             row = row_of(facts, location=file.path, percent=options.percent)
             row = merged({"claimed_test_accuracy": accuracy, "epoch": float(epoch)}, row)
             read = reader(file, Limits().file_bytes)
-            yield Found(file.path, identifier(matched["run"]), epoch, dict(row), file.size, read, every_state)
+            yield FoundCheckpoints(
+                file.path, identifier(matched["run"]), epoch, dict(row), file.size, read, every_state
+            )
 
 
 def _rows(data: bytes, location: str) -> dict[str, dict[str, Any]]:
     """Return rows by the name of the file that they are about: the first value that is named like one."""
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for row in read_table(data, location):
         named = [value for value in row.values() if _CHECKPOINT.fullmatch(f"{str(value).removesuffix('.pt')}.pt")]
         for value in named[:1]:
-            found[str(value).removesuffix(".pt").rpartition("/")[2]] = row
-    return found
+            rows[str(value).removesuffix(".pt").rpartition("/")[2]] = row
+    return rows

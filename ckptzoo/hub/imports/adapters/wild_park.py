@@ -6,10 +6,10 @@ mkofinas/neural-graphs at 1f2b671, ``experiments/cnn_generalization/dataset/``.
 import re
 from collections.abc import Iterator, Sequence
 
-from ckptzoo.hub.imports.adapters.adapter import Found, Options, Picked, all_fit, identifier, reader
+from ckptzoo.hub.imports.adapters.adapter import FoundCheckpoints, Options, Picked, all_fit, numbered_files
 from ckptzoo.hub.imports.facts import merged, row_of
-from ckptzoo.hub.imports.sources import Source
-from ckptzoo.hub.untrusted import Limits, StateDict
+from ckptzoo.hub.imports.sources import ImportSource
+from ckptzoo.hub.untrusted import StateDict
 
 _CHECKPOINT = re.compile(r"(?P<trial>.+)/checkpoint_(?P<number>\d{1,9})/checkpoint\.pt")
 
@@ -25,22 +25,15 @@ class WildPark:
         """Whether all checkpoint files are a ``checkpoint_N/checkpoint.pt``."""
         return all_fit(paths, _CHECKPOINT.fullmatch)
 
-    def checkpoints(self, source: Source, options: Options) -> Iterator[Found]:
-        """Yield every checkpoint; its facts are in the file."""
-        for file in source.files():
-            if (matched := _CHECKPOINT.fullmatch(file.path)) is None:
-                continue
-            member = identifier(matched["trial"].rpartition("/")[2])
+    def checkpoints(self, source: ImportSource, options: Options) -> Iterator[FoundCheckpoints]:
+        def pick(states: Sequence[StateDict], path: str) -> Sequence[Picked]:
+            return [_picked(state, path, options) for state in states]
 
-            def pick(states: Sequence[StateDict], path: str = file.path) -> Sequence[Picked]:
-                return [_picked(state, path, options) for state in states]
-
-            yield Found(
-                file.path, member, int(matched["number"]), {}, file.size, reader(file, Limits().file_bytes), pick
-            )
+        return numbered_files(source, _CHECKPOINT, lambda matched: matched["trial"].rpartition("/")[2], pick)
 
 
 def _picked(state: StateDict, path: str, options: Options) -> Picked:
+    # Ray writes a trial's last result, which repeats the configuration, beside the weights
     last = {name[12:]: value for name, value in state.facts.items() if name.startswith("last_result.")}
     own = {name: value for name, value in state.facts.items() if not name.startswith("last_result.")}
     settings = {name.removeprefix("config."): value for name, value in own.items() if name.startswith("config.")}

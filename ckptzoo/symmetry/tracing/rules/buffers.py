@@ -45,6 +45,7 @@ def computed_from_buffers(call: Call, result: torch.Tensor, values: Sequence[Val
     names = frozenset[str]().union(*(item.names for item in own))
     if call.name in _MOVES and len(own) == len(values) == 1:
         return Stored(names, _moved_axes(call, values[0], result), own[0].plain and result.is_floating_point())
+    # a function of the entries is no buffer that could be scaled, a cast still is
     if call.name in _ENTRYWISE or is_cast(call.name):
         plain = is_cast(call.name) and own[0].plain and result.is_floating_point()
         return Stored(names, _joined_axes(values, result), plain)
@@ -99,6 +100,7 @@ def place_buffers(constraints: Constraints, stored: Stored, line: Labels, axis: 
         return False
     for name, source in sorted(stored.axes[axis]):
         constraints.place(name, source, line, exponent, "mean")
+        # a buffer has one entry for each channel on this axis, and other checkpoints fill the other axes otherwise
         _fix(constraints, name, besides=source)
     return True
 

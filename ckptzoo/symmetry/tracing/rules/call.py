@@ -47,26 +47,13 @@ class Stored:
 class Value:
     """A tensor with its labels and origin.
 
-    Parameters
-    ----------
-    tensor
-        the numbers, for the example.
-    origin
-        ``DATA``, ``PARAMETER`` or ``CONSTANT``.
-    source
-        for a tensor of the state dict, as it is or with its axes in another order: its name, and for each axis the axis
-        of the tensor in the state dict, None for an axis that was added.
-    index_of
-        numbers of the inputs, integers, whose entries it has.
-    entries
-        of a parameter of the state dict whose entries were moved in another way: the number of each entry there. The
-        axes in ``source`` are those of the state dict then.
-    formula
-        of a weight that was computed from parameters: how.
-    stored
-        of a constant that depends on buffers in the state dict: how. Its numbers are those of the module at hand alone.
-    function
-        whether it is no tensor of the state dict, but a function of the parameter in ``source``, entry by entry.
+    ``tensor`` has the numbers for the example; ``origin`` is ``DATA``, ``PARAMETER`` or ``CONSTANT``. ``source`` is for
+    a tensor of the state dict, as it is or with its axes in another order: its name, and for each axis the axis of the
+    tensor in the state dict, None for an axis that was added; with ``function`` the value is no such tensor but a
+    function of it, entry by entry. ``index_of`` are numbers of the inputs, integers, whose entries it has. ``entries``
+    is for a parameter of the state dict whose entries were moved in another way, the number of each entry there; the
+    axes in ``source`` are those of the state dict then. ``formula`` is how a weight was computed from parameters, and
+    ``stored`` how a constant depends on buffers in the state dict, whose numbers are those of the module at hand alone.
     """
 
     tensor: torch.Tensor
@@ -98,7 +85,6 @@ class Value:
 
     def coordinates(self, shape: tuple[int, ...], ndim: int) -> dict[int, NDArray[np.int64]]:
         """Return for each axis of the state dict's tensor, of this shape, the position along it of every entry here.
-
         The entries have axes of size 1 in front, as in broadcasting to ``ndim`` axes.
         """
         if self.entries is not None:
@@ -163,7 +149,6 @@ class Call:
 
     def weight(self, key: str) -> Value | None:
         """Return an argument that is a tensor of the state dict, or a weight computed from some by a known formula.
-
         Raises ``SymmetryError`` for a tensor that was computed in another way.
         """
         value = self.argument(key)

@@ -49,6 +49,7 @@ def absolute(call: Call) -> Labels:
 
 def odd(call: Call) -> Labels:
     """Signs pass: ``f(-x) = -f(x)``, such as tanh."""
+    # an odd function of what has no sign is any function
     if is_even(call.input.labels):
         return not_homogeneous(call)
     labels = call.labels_of(call.input)
@@ -78,6 +79,7 @@ def finite(call: Call) -> Labels:
 def nan_to_num(call: Call) -> Labels:
     """``nan_to_num``: signs pass where NaN becomes 0 and both infinities become opposite numbers."""
     high, low = call.argument("posinf"), call.argument("neginf")
+    # torch's defaults are the largest and the least finite number, which are opposite
     alike = not call.argument("nan") and (high is low is None or (None not in (high, low) and high == -low))
     return odd(call) if alike else not_homogeneous(call)
 
@@ -115,6 +117,7 @@ def _labels_of_power(call: Call, exponent: float) -> Labels:
         labels = replace(labels, modulus=True)
     elif exponent % 1:
         call.constraints.restrict_scale(labels.scale, POSITIVE, "takes roots")
+    # not 0, which would count as an even power
     return with_new_paths(call, replace(labels, power=labels.power * exponent or 1.0))
 
 
@@ -150,6 +153,7 @@ def clamp(call: Call) -> Labels:
             if bound is not None:
                 value = Value(call.result, combined(call, value, _as_value(call, bound), MAX), DATA)
         return value.labels
+    # max(x, 0) and min(x, 0) keep positive factors
     if {low, high} <= {None, 0}:
         return positively_homogeneous(call)
     alike = isinstance(low, (int, float)) and isinstance(high, (int, float)) and low == -high
@@ -158,6 +162,7 @@ def clamp(call: Call) -> Labels:
 
 def threshold(call: Call) -> Labels:
     """``threshold``: a ReLU where both numbers are 0."""
+    # x where it is above the threshold, else the other number
     zeros = (call.argument("threshold"), call.argument("value")) == (0, 0)
     return positively_homogeneous(call) if zeros else not_homogeneous(call)
 
@@ -199,6 +204,7 @@ def masked_fill(call: Call) -> Labels:
     if not isinstance(number, (bool, int, float)):
         raise call.unsupported("a number to fill in", "a tensor that depends on the input")
     labels = combined(call, call.argument("self"), call.argument("mask"), MUL)
+    # zeros stay zeros under every factor
     if number:
         call.constraints.forbid_scale(labels.scale, "fills in a number")
     return labels
@@ -344,9 +350,8 @@ def _combined_labels(call: Call, left: Value, right: Value, operation: str) -> L
 
 
 def _with_function(call: Call, value: Value, parameter: Value, operation: str, swapped: bool) -> Labels:
-    """Return labels of a value and a function of a parameter, entry by entry, whose axis along channels moves too.
-
-    Its other axes stay in place, and it has no scale.
+    """Return labels of a value and a function of a parameter, entry by entry, whose axis along channels moves too. Its
+    other axes stay in place, and it has no scale.
     """
     constraints, ndim, name = call.constraints, call.result.ndim, parameter.name
     if value.unlabelled or value.function or parameter.entries is not None or parameter.source is None:
@@ -426,9 +431,8 @@ def _names(constant: Value) -> str:
 
 
 def _told_apart(call: Call, labels: Labels, numbers: torch.Tensor, along: list[int]) -> Labels:
-    """Return labels of channels in heads that meet constants alike in each head: other constants give other paths.
-
-    Such are those of a rotary embedding, which rotates the pairs of channels of a head by different angles.
+    """Return labels of channels in heads that meet constants alike in each head: other constants give other paths. Such
+    are those of a rotary embedding, which rotates the pairs of channels of a head by different angles.
     """
     rows = np.moveaxis(numbers.numpy(), along, range(len(along)))
     sizes = rows.shape[: len(along)]
@@ -577,9 +581,8 @@ def _same_scales(call: Call, left: NodeIds, right: NodeIds) -> bool:
 
 
 def _with_parameter(call: Call, value: Value, parameter: Value, operation: str, *, swapped: bool) -> Labels:
-    """Return labels of a value and a parameter; the parameter's axis along the value's channels gets these.
-
-    ``swapped`` says whether the parameter is the first operand.
+    """Return labels of a value and a parameter; the parameter's axis along the value's channels gets these. ``swapped``
+    says whether the parameter is the first operand.
     """
     ndim = call.result.ndim
     labels = call.labels_of(value).with_ndim(ndim)

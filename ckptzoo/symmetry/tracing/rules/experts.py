@@ -36,6 +36,7 @@ def product(call: Call, value: Labels, weight: Value, axes: list[int], ndim: int
     if value.power not in (1, -1):
         constraints.forbid_scale(value.scale, "reads powers of values")
     exponent = 1 if value.power == -1 else -1
+    # the first matrix of each expert makes units of the same values; the next one reads the units of its expert
     if value.experts is None:
         others = tuple(axis for axis in value.varying_axes if axis != along)
         read = constraints.tie_along(value, others).along_axis(along, size[reads])

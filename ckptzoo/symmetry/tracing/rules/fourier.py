@@ -20,6 +20,7 @@ def transform(call: Call) -> Labels:
     if dims is None:  # all axes, or as many of the last ones as there are sizes
         dims = range(ndim) if sizes is None else range(-len(sizes), 0)
     axes = {int(axis) % ndim for axis in ([dims] if isinstance(dims, int) else dims)}
+    # linear, and the same for every channel
     if not axes & set(labels.varying_axes):
         return with_new_paths(call, labels)
     call.constraints.fix(labels.channel, "transforms along channels")
@@ -50,6 +51,7 @@ def complex_(call: Call) -> Labels:
 
 def polar(call: Call) -> Labels:
     """``polar``: no scale of the angle passes."""
+    # r e^(i a) is linear in r, and any function of a
     angle = call.argument("angle")
     labels = not_homogeneous(replace(call, arguments={"self": angle}))
     return combined(call, call.argument("abs"), Value(call.result, labels, DATA), MUL)

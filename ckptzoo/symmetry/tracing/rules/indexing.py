@@ -55,6 +55,7 @@ def scatter(call: Call) -> Labels:
         labels = combined(call, value, source, ADD)
     elif source:
         call.constraints.forbid_scale(labels.scale, "fills in a number")
+    # max(s a, s b) = s max(a, b) for s above 0
     if how in ("amax", "amin"):
         call.constraints.restrict_scale(labels.scale, POSITIVE, "keeps positive factors alone")
     elif how in ("prod", "multiply"):
@@ -197,6 +198,7 @@ def _indexed(indices: Sequence[Any]) -> list[tuple[int, Value]]:
     found: list[tuple[int, Value]] = []
     axis = 0
     for item in indices:
+        # torch takes uint8 for a mask, too
         count = item.tensor.ndim if isinstance(item, Value) and item.tensor.dtype in (torch.bool, torch.uint8) else 1
         found += [(axis + at, item) for at in range(count) if item is not None]
         axis += count

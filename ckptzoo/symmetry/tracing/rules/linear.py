@@ -22,6 +22,7 @@ def linear(call: Call) -> Labels:
     """``x W^T + b``."""
     weight, bias = call.weight("weight"), call.argument("bias")
     assert weight is not None
+    # torch stores (outputs, inputs)
     return _product(call, call.input, weight, (1, 0), bias)
 
 
@@ -59,6 +60,7 @@ def _letters(call: Call, values: Sequence[Value]) -> tuple[list[str], str]:
     """Return a letter for each axis of the tensors of an einsum, and those of its result; an ellipsis gets capitals."""
     inputs, arrow, output = str(call.argument("equation")).replace(" ", "").partition("->")
     letters = inputs.split(",")
+    # without an arrow: the letters that occur once, in their order, behind the ellipsis (torch.einsum)
     if not arrow:
         output = "..." * ("." in inputs) + "".join(
             sorted(item for item in inputs if inputs.count(item) == 1 and item.isalpha())
@@ -85,17 +87,18 @@ def _summed_alone(call: Call, value: Value, letters: str, others: set[str]) -> t
 
 def convolution(call: Call) -> Labels:
     """``conv1d``, ``conv2d``, ``conv3d``, in groups or not."""
+    # torch stores (outputs, inputs of a group, ...)
     return _convolution(call, (1, 0))
 
 
 def transposed_convolution(call: Call) -> Labels:
     """``conv_transpose1d``, ``conv_transpose2d``, ``conv_transpose3d``, in groups or not."""
+    # torch stores (inputs, outputs of a group, ...)
     return _convolution(call, (0, 1))
 
 
 def read_labels(call: Call, value: Value, axis: int, *, modulus: bool = False) -> Labels:
     """Return the labels along the axis that is read, one-dimensional; those that vary along others too are tied.
-
     ``modulus`` says whether the caller takes labels of absolute values, whose scales may have signs.
     """
     constraints, size = call.constraints, value.tensor.shape[axis]
@@ -124,6 +127,7 @@ def bilinear(call: Call) -> Labels:
     if weight.origin == CONSTANT:
         raise call.unsupported("a parameter as the weight", "constants")
     name, axes = _source(call, weight)
+    # torch stores (outputs, first inputs, second inputs)
     for axis, key in ((1, "input1"), (2, "input2")):
         read = read_labels(call, call.argument(key), -1)
         if read.power not in (1, -1):
@@ -324,9 +328,11 @@ def stored_weight(call: Call, weight: Value, sides: tuple[int, int], read: Label
         read = without_signs(constraints, read, "reads powers of values")
     elif read.power not in (1, -1):
         constraints.forbid_scale(read.scale, "reads powers of values")
+    # blocks need a channel at every place
     if groups > 1 and 0 < (read.channel < 0).sum() < len(read.channel):
         fixed = constraints.fixed_channels(len(read.channel), "reads values that stay in place")
         read = replace(read, channel=np.where(read.channel < 0, fixed, read.channel))
+    # what reads s x has 1 / s in its columns, and s where it reads 1 / (s x)
     exponent = 1 if read.power == -1 else -1
     # A grouped weight has its first axis through all groups; the other axis is that of one group.
     blocks = (groups, 1) if reads > writes else (1, groups)

@@ -18,6 +18,7 @@ def batch_norm(call: Call) -> Labels:
     if call.argument("training"):
         if mean is not None:
             raise call.unsupported("training=self.training, which is off in evaluation mode", "training=True")
+        # the variance is scaled by s^2 and eps is not, so that s = -1 alone changes nothing but the sign
         constraints.restrict_scale(read.scale, SIGN, "normalises by the batch's own variance, beside eps")
     else:
         assert mean is not None and variance is not None
@@ -40,6 +41,7 @@ def layer_norm(call: Call) -> Labels:
     labels = call.labels_along(call.input, ndim - 1)
     if len(labels.varying_axes) > 1:
         return _norm_in_heads(call, labels, first, (weight, bias))
+    # a mean of squares does not depend on the sign of one channel; the mean that LayerNorm subtracts does
     signs = call.name == "rms_norm" and bool(labels.varying_axes) and labels.varying_axes[0] >= first
     # In tables that zoos hold, what the gain of another norm writes alone has no signs.
     if signs and not call.constraints.written_by_gain(labels.scale):
@@ -147,9 +149,8 @@ def _affine(
     *,
     alone: bool = False,
 ) -> Labels:
-    """Return labels of gain and shift of normalised values, whose channels are ``read``.
-
-    Where every channel is normalised ``alone``, it changes its sign with what it is made of, and the gain can take it.
+    """Return labels of gain and shift of normalised values, whose channels are ``read``. Where every channel is
+    normalised ``alone``, it changes its sign with what it is made of, and the gain can take it.
     """
     constraints, ndim, size = call.constraints, call.result.ndim, len(read.channel)
     if alone and weight[0] is None:

@@ -29,6 +29,7 @@ def axes_of_matmul(left: torch.Tensor, right: torch.Tensor, ndim: int) -> tuple[
 
 def scaled_dot_product_attention(call: Call) -> Labels:
     """``softmax(q k^T + mask) v``."""
+    # torch drops by this argument in evaluation mode, too
     if call.argument("dropout_p"):
         raise call.unsupported("no dropout in evaluation mode", f"dropout_p={call.argument('dropout_p')}")
     query, key, value = (call.argument(name) for name in ("query", "key", "value"))
@@ -43,6 +44,7 @@ def scaled_dot_product_attention(call: Call) -> Labels:
     inner = replace(call, result=weights.tensor)
     weights.labels = contract(inner, query, key, [*axes, ndim - 2, ndim], [*axes, ndim - 1, ndim])
     if isinstance(mask := call.argument("attn_mask"), Value):
+        # a mask of truth values chooses scores, one of numbers is added to them
         boolean = mask.tensor.dtype == torch.bool
         weights.labels = combined(inner, weights, mask, MUL if boolean else ADD)
     call.constraints.forbid_scale(weights.labels.scale, "takes a softmax")
@@ -51,6 +53,7 @@ def scaled_dot_product_attention(call: Call) -> Labels:
 
 def _repeated(value: Value, heads: int) -> Value:
     """Return keys or values with every head as often as queries have heads for it."""
+    # as torch with enable_gqa: the heads of queries that share one of keys are side by side
     times = heads // value.tensor.shape[-3]
 
     def change(item: np.ndarray) -> np.ndarray:
@@ -60,10 +63,8 @@ def _repeated(value: Value, heads: int) -> Value:
 
 
 def contract(call: Call, left: Value, right: Value, first: list[int], second: list[int]) -> Labels:
-    """Return labels of sums of products over the axes that the result does not have.
-
-    ``first`` and ``second`` have for each axis of the two values the number of an axis of the result, or a larger one
-    for an axis that is summed over.
+    """Return labels of sums of products over the axes that the result does not have. ``first`` and ``second`` have for
+    each axis of the two values the number of an axis of the result, or a larger one for an axis that is summed over.
     """
     constraints, ndim = call.constraints, call.result.ndim
     total = max(*first, *second, ndim - 1) + 1

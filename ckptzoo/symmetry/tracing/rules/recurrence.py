@@ -72,6 +72,7 @@ def _layer(call: Call, read: Labels, params: Sequence[Value], states: Sequence[L
     input_weight, hidden_weight = _stored(call, params[0]), _stored(call, params[1])
     n = params[0].tensor.shape[0] // len(gates)
     biases = params[2:4] if len(params) > 3 else ()
+    # torch's order: input and hidden weight, two biases or none, and the projection
     projection = params[-1] if len(params) in (3, 5) else None
     path = np.array([constraints.paths.id_of(call.name, "unit")])
     unit = Labels(constraints.channels.new(n), constraints.scales.new(n), path)
@@ -115,6 +116,7 @@ def _states(call: Call, state: Value, count: int) -> list[Labels]:
     """Return the labels of the first states; zeros are states of any channels."""
     constraints, size = call.constraints, state.tensor.shape[-1]
     if state.origin == CONSTANT and state.stored is None and not bool(state.tensor.any()):
+        # torch fills in zeros where no state is given
         return [constraints.unconstrained(np.ones(size, bool)) for _ in range(count)]
     labels = call.labels_of(state)
     last, layered = state.tensor.ndim - 1, not call.name.endswith("_cell")

@@ -45,6 +45,7 @@ def position(call: Call) -> Labels:
 def ordered(call: Call) -> Any:
     """``sort``, ``topk``, medians and other quantiles: as maxima."""
     labels, dim = call.labels_of(call.input), call.argument("dim")
+    # torch promises no order of unsorted results, so that it cannot be said where channels are
     if call.argument("sorted") is False and _over(call, labels, dim):
         raise call.unsupported("sorted=True over channels", "sorted=False")
     call.constraints.restrict_scale(labels.scale, POSITIVE, "keeps positive factors alone")
@@ -121,6 +122,7 @@ def pooling(rule: Callable[[Call], Labels]) -> Callable[[Call], Any]:
 def _reduced(call: Call, labels: Labels, dim: Any, keepdim: bool) -> Labels:
     ndim, axes = call.input.tensor.ndim, _axes(call, dim)
     over = tuple(axis for axis in labels.varying_axes if axis in axes)
+    # a sum over experts is the same in any order of theirs
     if axes & set(labels.expert_axes):
         labels = replace(labels, experts=None, path=_together(call, labels.path, axes - set(over)))
     if squares := over and labels.power % 2 == 0 and call.name not in ("var", "std"):

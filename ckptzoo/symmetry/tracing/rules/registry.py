@@ -17,8 +17,10 @@ from ckptzoo.symmetry.tracing.rules.elementwise import Rule
 # Each rule with the names of its operators, those that end in an underscore for work in place left out.
 _NAMES: dict[Rule, str] = {
     elementwise.homogeneous: "neg negative positive deg2rad rad2deg real imag conj _conj conj_physical resolve_conj",
+    # in evaluation mode rrelu is a leaky ReLU with the mean of both slopes
     elementwise.positively_homogeneous: "relu leaky_relu rrelu",
     elementwise.absolute: "abs absolute",
+    # round and trunc are odd (halves go to the even number), floor and ceil are not
     elementwise.odd: (
         "tanh sin tan asin arcsin atan arctan asinh arcsinh sinh atanh arctanh erf special_erf erfinv special_erfinv "
         "softshrink hardshrink round trunc fix special_i1 special_i1e special_bessel_j1"
@@ -49,6 +51,7 @@ _NAMES: dict[Rule, str] = {
     elementwise.div: "div divide true_divide",
     elementwise.floor_divide: "floor_divide",
     elementwise.remainder: "fmod remainder",
+    # hypot, the root of a sum of squares, keeps positive factors of both as a maximum does
     elementwise.maximum_or_minimum: "maximum minimum fmax fmin hypot",
     elementwise.sum_without_scale: "logaddexp logaddexp2 isclose",
     elementwise.lerp: "lerp",
@@ -101,6 +104,7 @@ _NAMES: dict[Rule, str] = {
     elementwise.masked_fill: "masked_fill",
     elementwise.where: "where",
     elementwise.addcmul: "addcmul",
+    # atan2 depends on the ratio and the signs of its arguments alone
     elementwise.compare: "gt lt ge le eq ne greater less greater_equal less_equal not_equal atan2 arctan2",
     elementwise.logical: (
         "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not __and__ __or__"

@@ -42,7 +42,6 @@ def rearrange(call: Call) -> Any:
 
 def _held_by_indices(call: Call) -> Labels | None:
     """Keep in place what an operation takes by indices of each checkpoint's own, along the axes that they index.
-
     Returns the labels of the result where these are channels.
     """
     _, *others = call.arguments.values()
@@ -218,6 +217,7 @@ def _labels_from_entries(call: Call, values: Sequence[Value]) -> Any:
         start = 0
         for value in values:
             size = value.tensor.numel()
+            # floats, which every operator here moves; whole numbers are exact up to 2^53
             numbers[id(value)] = torch.arange(start, start + size, dtype=torch.float64).reshape(value.tensor.shape)
             start += size
         moved = call.operator(**map_values(call.arguments, lambda value: numbers.get(id(value), value.tensor)))
@@ -264,6 +264,7 @@ def _labels_from_columns(
         if index.shape[axis] > 1 and any((item != item.take([0], axis=axis)).any() for item in different):
             varying.append(axis)
     others = tuple(axis for axis in range(index.ndim) if axis not in varying)
+    # odd factors have inverses modulo 2^64, so that no two origins have one product
     weights = _hashed(np.arange(math.prod(index.shape[axis] for axis in others))) | np.uint64(1)
     weights = weights.reshape([index.shape[axis] if axis in others else 1 for axis in range(index.ndim)])
     rows = (origin * weights).sum(axis=others, keepdims=True, dtype=np.uint64).view(np.int64)

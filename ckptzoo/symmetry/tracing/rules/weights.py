@@ -109,6 +109,7 @@ class _Normed:
             written = self.weight.write(call, sides, read, groups)
             constraints.restrict_scale(written.scale, SIGN, why)
             return written
+        # torch.nn.utils.weight_norm by default: a norm for each output
         if self.axis == writes:
             constraints.restrict_scale(read.scale, SIGN, why)
             rows = self.weight.write(call, sides, read, groups)
@@ -136,6 +137,7 @@ class _Standardized:
         constraints = call.constraints
         if sides[1] != 0:
             raise call.unsupported("a standardised weight that writes along its first axis", "another one")
+        # the mean over a filter would change by factors or signs of what it reads
         constraints.forbid_scale(read.scale, "standardises the weight")
         rows = self.weight.write(call, sides, read, groups)
         constraints.restrict_scale(rows.scale, SIGN, "standardises the weight beside eps")
@@ -324,6 +326,7 @@ def _dot(call: Call) -> Formula | None:
 def _standardized(call: Call) -> Formula | None:
     """A batch norm of weights as one example, with a channel for each filter and without running statistics."""
     value, gain = call.input, call.argument("weight")
+    # as timm's StdConv2d calls it: weights as (1, filters, rest), in training mode
     plain = call.argument("bias") is None and call.argument("running_mean") is None and call.argument("training")
     if not plain or value.source is None or value.tensor.shape[0] != 1 or value.tensor.ndim != 3:
         return None

@@ -153,6 +153,7 @@ def test_two_at_once_write_every_part_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_part_that_another_process_wrote_meanwhile_is_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -117,6 +117,7 @@ def test_a_rejected_transition_repeats_the_weights(burn_in: int) -> None:
     ).tolist()
 
 
+@pytest.mark.exhaustive
 def test_draws_of_a_zoo_are_the_chain_after_each_transition(tmp_path: Path) -> None:
     changes = {**SHORT, "burn_in": 60, "transitions": 6, "target_acceptance": 0.5}
     build("hmc", TOY, tmp_path / "zoo", modes=3, draws=6, changes=changes, console=QUIET)

@@ -32,6 +32,7 @@ _PUBLIC = {
     "append": "ckptzoo.format.writer",
     "verify": "ckptzoo.format.verify",
     "compact": "ckptzoo.format.maintenance",
+    "merge_parts": "ckptzoo.format.merging",
     "retract": "ckptzoo.format.maintenance",
     "search": "ckptzoo.hub.search",
     "pull": "ckptzoo.hub.pull",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from ckptzoo.errors import ZooError as ZooError
     from ckptzoo.format.maintenance import compact as compact
     from ckptzoo.format.maintenance import retract as retract
+    from ckptzoo.format.merging import merge_parts as merge_parts
     from ckptzoo.format.splits import make_split as make_split
     from ckptzoo.format.splits import write_split as write_split
     from ckptzoo.format.verify import verify as verify

@@ -198,7 +198,7 @@ def symmetry() -> str:
     engines = (
         ("elements", "element, action"),
         ("counts", "counts, orbits"),
-        ("gauges", "scales, ordering, ties"),
+        ("gauges", "matrices, scales, ties"),
         ("alignment", "alignment/"),
         ("least mass", "mass/"),
     )

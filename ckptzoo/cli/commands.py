@@ -93,14 +93,28 @@ def show(
 def compact(
     zoo: ZooFolder,
     index: Annotated[bool, typer.Option("--index", help="Write rows and index of all parts into one file.")] = True,
+    merge_parts: Annotated[
+        bool, typer.Option("--merge-parts", help="Write a new zoo of few parts instead; needs --to.")
+    ] = False,
+    to: Annotated[Path | None, typer.Option(metavar="NEWZOO", help="The new zoo's folder.")] = None,
 ) -> None:
     """Make a zoo of many parts open fast, and ready for a web server.
 
     Writes rows and index of all parts into one snapshot, and listing.json, which says to readers of a web server which
-    files there are. The parts stay as they are.
+    files there are. The parts stay as they are. With --merge-parts a new zoo has the same checkpoints, and what was
+    derived of them, in few parts; its revision is another, and its card names that of the zoo.
     """
     import ckptzoo
+    from ckptzoo.text import counted
 
+    if merge_parts != (to is not None):
+        raise typer.BadParameter("expected --merge-parts and --to NEWZOO together: parts of a zoo never change.")
+    if to is not None:
+        with bar("merging") as progress:
+            merged = ckptzoo.merge_parts(folder(zoo), to, progress=progress)
+        for tree, (before, after) in merged.items():
+            print(f"{to}/{tree}: {counted(after, 'part')} from {before:,}.")
+        return
     snapshot = ckptzoo.compact(folder(zoo))
     print(f"{zoo}: no parts, nothing to write." if snapshot is None else snapshot)
 

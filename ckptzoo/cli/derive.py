@@ -30,8 +30,8 @@ from ckptzoo.cli.options import (
 )
 from ckptzoo.cli.ray_shares import On, work_on_ray
 
-_MAX_PAIRS = 100
-"""The number of pairs that dedupe prints."""
+_MAX_PAIRS, _MAX_NAMED = 100, 8
+"""The maximum of groups and of pairs that dedupe prints, and of ids in a line."""
 
 if TYPE_CHECKING:
     import numpy as np
@@ -387,11 +387,14 @@ def dedupe(
         reason = str(error)
     if as_json:
         pairs = None if near is None else [{"ids": pair.ids, "distance": pair.distance} for pair in near.pairs]
-        outputs = {"near": pairs, "threshold": None if near is None else near.threshold, "not_compared": reason}
+        outputs = {"near": pairs, "found": None if near is None else near.found}
+        outputs |= {"threshold": None if near is None else near.threshold, "not_compared": reason}
         emit({"zoo": zoo, **duplicates.to_json(), "outputs": outputs})
         return
-    for ids, identical in zip(duplicates.groups, duplicates.identical, strict=True):
-        print(printable(f"{'the same' if identical else 'the same to rounding'}: {', '.join(ids)}"))
+    for ids, identical in list(zip(duplicates.groups, duplicates.identical, strict=True))[:_MAX_PAIRS]:
+        print(printable(f"{'the same' if identical else 'the same to rounding'}: {_named(ids)}"))
+    if len(duplicates.groups) > _MAX_PAIRS:
+        print(f"{counted(len(duplicates.groups) - _MAX_PAIRS, 'more group')}; --json lists all.")
     for pair in (duplicates.near or ())[:_MAX_PAIRS]:
         print(printable(f"nearly the same weights, {pair.distance:.2g} apart: {', '.join(pair.ids)}"))
     compared = counted(duplicates.checkpoints, "checkpoint")
@@ -399,17 +402,29 @@ def dedupe(
     if duplicates.uncertain:
         print(f"{duplicates.uncertain:,} with channels that look alike: scaled copies of them may be missed")
     if duplicates.skipped:
-        shown = ", ".join(duplicates.skipped[:8]) + (", ..." if len(duplicates.skipped) > 8 else "")
+        shown = _named(duplicates.skipped)
         print(printable(f"{len(duplicates.skipped):,} not compared, not finite or with ties unresolved: {shown}"))
     if near is None:
         print(printable(f"outputs were not compared: {reason}"))
         return
-    groups = [frozenset(ids) for ids in duplicates.groups]
-    others = [pair for pair in near.pairs if not any(ids.issuperset(pair.ids) for ids in groups)]
+    group_of = {name: number for number, ids in enumerate(duplicates.groups) for name in ids}
+    others = [pair for pair in near.pairs if group_of.get(pair.ids[0], -1) != group_of.get(pair.ids[1], -2)]
     for pair in others[:_MAX_PAIRS]:
         print(printable(f"nearly the same outputs: {pair.ids[0]}, {pair.ids[1]} (distance {pair.distance:.2g})"))
     within = f"nearer than {near.threshold:.2g}, a tenth of what independent ones are apart"
-    print(f"outputs of {counted(near.compared, 'member')} compared: {counted(len(others), 'pair')} {within}.")
+    if len(others) > _MAX_PAIRS:
+        more = counted(len(others) - _MAX_PAIRS, "more pair")
+        print(f"{more}; --json lists the nearest {len(near.pairs):,}.")
+    # pairs beyond those that are listed may be of copies
+    count = (
+        f"{near.found:,} pairs, copies among them," if near.found > len(near.pairs) else counted(len(others), "pair")
+    )
+    print(f"outputs of {counted(near.compared, 'member')} compared: {count} {within}.")
+
+
+def _named(ids: Sequence[str]) -> str:
+    """Return the first of some ids in a line, and how many more there are."""
+    return ", ".join(ids[:_MAX_NAMED]) + (f", and {len(ids) - _MAX_NAMED:,} more" if len(ids) > _MAX_NAMED else "")
 
 
 def _dedupe_share(zoo: "Zoo", network: Any, shape: tuple[int, ...] | None, saved_in: Path, share: str) -> None:

@@ -1,5 +1,7 @@
 """Work that overlaps and still ends in order: batches solved ahead, and results written behind."""
 
+import ctypes
+import functools
 import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -30,8 +32,10 @@ def in_order(
                 # one more than there are threads, so that none waits while the caller takes a result
                 if len(waiting) > count:
                     yield waiting.popleft().result()
+                    _return_freed_memory()
             while waiting:
                 yield waiting.popleft().result()
+                _return_freed_memory()
         finally:
             for future in waiting:
                 future.cancel()
@@ -62,6 +66,21 @@ class BackgroundWriter:
         self._pool.shutdown(wait=True)
         if kind is None and self._last is not None:
             self._last.result()
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """Return the function of the C library that returns what was freed to the system, where it is glibc."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):  # macOS, musl
+        return None
+
+
+def _return_freed_memory() -> None:
+    # glibc keeps up to 64 MB of freed memory at the end of an arena, has one a thread, and keeps what is free within
+    if (trim := _malloc_trim()) is not None:
+        trim(0)
 
 
 def _cores() -> int:

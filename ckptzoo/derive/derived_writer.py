@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
@@ -13,7 +14,7 @@ from ckptzoo.format import table
 from ckptzoo.format.checks import geometry_problems, row_limits
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Arrays, Part, PartWriter
-from ckptzoo.format.reader import Contents, list_trees, read_tree
+from ckptzoo.format.reader import Contents, read_tree
 from ckptzoo.format.verify import damaged
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Tensor
@@ -71,7 +72,7 @@ class DerivedTreeWriter:
 
     def catch_up(self) -> None:
         """Find which raw parts have been derived, and refuse to mix facts."""
-        names = list_trees(Folder(self._root)).get(self._tree, ())
+        names = (name for name in Folder(self._root).listed(self._tree) if layout.PART_NAME.fullmatch(name))
         unseen = tuple(name for name in names if name not in self._seen)
         contents = self._contents
         limits = row_limits(contents.architecture, contents.symmetry)
@@ -105,12 +106,12 @@ class DerivedTreeWriter:
 
         Raises ``IntegrityError`` if a raw part's weights are damaged: nothing is derived from those.
         """
-        tree = self._contents.raw
+        index_of = self._indices()
         with ThreadPoolExecutor(1) as pool:
             for start, raw in parts:
                 if raw.digest in self.derived:
                     continue
-                index = tree.index.filter(pa.array(tree.index["part"].to_numpy() == tree.parts.index(raw)))
+                index = index_of[raw.name]
                 # the first runs are worked on while the bytes are read; without its last run no part appears
                 problems = pool.submit(damaged, self._root, raw, index)
                 for first in range(0, raw.rows, rows):
@@ -119,10 +120,18 @@ class DerivedTreeWriter:
                         raise IntegrityError(problems.result())
                     yield RowRun(raw, slice(start + first, start + stop), first == 0, stop == raw.rows)
 
-    def store(self, run: RowRun, arrays: Mapping[str, Arrays], rows: list[Row], facts: Document) -> list[Row]:
+    def _indices(self) -> dict[str, pa.Table]:
+        """Return the index of each raw part by its name."""
+        tree = self._contents.raw
+        index = tree.index
+        bounds = np.searchsorted(index["part"].to_numpy(), np.arange(len(tree.parts) + 1)).tolist()
+        spans = zip(tree.parts, bounds[:-1], bounds[1:], strict=True)
+        return {part.name: index.slice(first, behind - first) for part, first, behind in spans}
+
+    def store(self, run: RowRun, arrays: Mapping[str, Arrays], rows: list[Row], facts: Document) -> pa.Table:
         """Write a run; with the last run of a part the part appears, unless another process has written it meanwhile.
 
-        Returns the rows of a part that has appeared; None before, and None where another process was first. ``rows``
+        Returns the rows of a part that has appeared; none before, and none where another process was first. ``rows``
         are the derived part's, without their ``unit``; ``facts`` are those of this part, beside those of all.
         """
         if run.first:
@@ -136,13 +145,13 @@ class DerivedTreeWriter:
         assert self._writer is not None
         self._writer.add(arrays, [{**row, "unit": run.raw.digest} for row in rows])
         if not run.last:
-            return []
+            return self._schema.empty_table()
         # the lock is held from the last look at what is derived to the rename, so that a raw part is derived once
         try:
             self.parts.append(self._writer.commit(self._root, refuse=partial(self._refuse, run.raw)).name)
         except _TakenError:
             self.discard()
-            return []
+            return self._schema.empty_table()
         written, self._writer = self._writer.rows, None
         return written
 

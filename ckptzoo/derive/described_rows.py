@@ -4,6 +4,7 @@ Blocks follow from the zoo alone and each is computed by itself, kept or not, so
 the last bits of a product of matrices can depend on how many checkpoints are in it.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.format.durable import naming
 from ckptzoo.format.saved_blocks import SavedBlocks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.documents import Document, digest_of
@@ -55,6 +57,21 @@ class DescribedRows:
                     found[name] = np.empty((len(self._zoo), *array.shape[1:]), array.dtype)
                 found[name][block] = array
         return found
+
+    def mapped(self, name: str, progress: Progress | None = None) -> NDArray[Any]:
+        """One of the arrays, mapped from a temporary file, which goes away with it; (0, 0) for no checkpoints."""
+        folder = Path(tempfile.gettempdir()) if self._saved is None else self._saved.folder
+        with tempfile.TemporaryFile(dir=folder) as file:
+            first = None
+            for arrays in self._blocks(range(len(self.blocks)), progress):
+                first = arrays[name] if first is None else first
+                with naming(folder):
+                    file.write(np.ascontiguousarray(arrays[name]).data)
+            if first is None:
+                return np.zeros((0, 0))
+            with naming(folder):
+                file.flush()
+            return np.memmap(file, first.dtype, "r", shape=(len(self._zoo), *first.shape[1:]))
 
     def share(self, share: tuple[int, int], progress: Progress | None = None) -> tuple[int, int]:
         """Compute and store every n-th block from the i-th, counted from 0; returns how many are stored, and all."""

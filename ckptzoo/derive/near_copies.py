@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo import archs
@@ -37,7 +39,11 @@ _BATCH_BYTES = 8 * 2**20
 """Bytes of weights that are evaluated at a time, unless one checkpoint has more."""
 _STACK, _STACK_BYTES = 64, 2**20
 """The maximum of checkpoints that go through the network at once, and of their weights' bytes, unless one has more."""
-_VERSION = 1
+_FAST_STACK = 512
+"""The number of checkpoints at once where ``archs.stacked`` has a function, which arranges the inputs at every call."""
+MAX_PAIRS = 100_000
+"""The maximum of pairs that are listed: n copies of one network are n (n - 1) / 2 of them."""
+_VERSION = 2
 """The version of outputs and inputs: where their bits change, another number keeps kept ones from being used."""
 
 
@@ -59,16 +65,19 @@ class NearCopies:
     Parameters
     ----------
     pairs
-        the nearest first.
+        the nearest first, at most 100,000.
     threshold
         the distance below which pairs are reported.
     compared
         the number of checkpoints.
+    found
+        the number of pairs below the threshold, listed or not.
     """
 
     pairs: tuple[NearPair, ...]
     threshold: float
     compared: int
+    found: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +87,7 @@ class Points:
     ids: tuple[str, ...]
     origins: NDArray[Any]
     """(N,) what each stems from; those with one origin are not independent."""
-    values: NDArray[np.float64]
+    values: NDArray[np.floating[Any]]
 
     def threshold(self) -> float | None:
         """A tenth of the first percentile of distances between independent checkpoints; None where these are too few.
@@ -86,32 +95,50 @@ class Points:
         One checkpoint of each origin counts, the last one. Of those nearer than a tenth of the median the first counts,
         or copies would make copies seem independent.
         """
-        _, last = np.unique(self.origins[::-1], return_index=True)
+        _, last = np.unique(_labels(self.origins)[0][::-1], return_index=True)
         rows = np.sort(len(self.origins) - 1 - last)
         # values are at most 1, so that sums are finite where all of them are
         rows = rows[np.isfinite(self.values.sum(axis=1))[rows]]
         if len(rows) < LEAST_MEMBERS:
             return None
         spread = np.linspace(0, len(rows) - 1, min(len(rows), MAX_MEMBERS)).round().astype(np.int64)
-        values = self.values[rows[spread]]
+        values = self.values[rows[spread]].astype(np.float64)
         distances = np.sqrt(_squares(values, values))
         below = np.triu(distances < SHARE * np.median(distances[np.triu_indices(len(values), 1)]), 1)
         distances = distances[np.ix_(*2 * [~below.any(axis=0)])]
         return SHARE * float(np.quantile(distances[np.triu_indices(len(distances), 1)], 0.01))
 
-    def near(self, others: "Points", threshold: float) -> list[NearPair]:
+    def near(self, others: "Points", threshold: float) -> tuple[list[NearPair], int]:
         """Pairs of one of these and one of others that are nearer than a threshold and of different origins.
 
-        Each pair once where the others are these.
+        Each pair once where the others are these. Returns the nearest ``MAX_PAIRS`` of them, and how many there are.
         """
-        labels = np.unique(np.concatenate([self.origins, others.origins]), return_inverse=True)[1]
-        both = labels[: len(self.ids)], labels[-len(others.ids) :] if others.ids else labels[:0]
+        mine, theirs = _labels(self.origins, others.origins)
+        nearest = (np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
+        waiting, held, count = [nearest], 0, 0
+        for found in close_pairs(self.values, others.values, threshold, (mine, theirs)):
+            waiting.append(found)
+            held, count = held + len(found[0]), count + len(found[0])
+            if held > MAX_PAIRS:
+                waiting, held = [nearest := _nearest(waiting)], 0
         pairs = [
             NearPair((self.ids[row], others.ids[other]), distance)
-            for found in close_pairs(self.values, others.values, threshold, both)
-            for row, other, distance in zip(*(part.tolist() for part in found), strict=True)
+            for row, other, distance in zip(*(part.tolist() for part in _nearest(waiting)), strict=True)
         ]
-        return sorted(pairs, key=lambda pair: (pair.distance, pair.ids))
+        return sorted(pairs, key=lambda pair: (pair.distance, pair.ids)), count
+
+
+def _nearest(found: Sequence[tuple[NDArray[Any], ...]]) -> tuple[NDArray[Any], ...]:
+    """The nearest ``MAX_PAIRS`` of some pairs: rows, other rows and distances; of equal distances the first rows."""
+    rows, others, distances = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.lexsort((others, rows, distances))[:MAX_PAIRS]
+    return rows[order], others[order], distances[order]
+
+
+def _labels(*origins: NDArray[Any]) -> list[NDArray[np.int64]]:
+    """A number for each of some origins, the same for equal ones."""
+    encoded = pa.array(np.concatenate(origins)).dictionary_encode().indices
+    return np.split(encoded.to_numpy().astype(np.int64), np.cumsum([len(each) for each in origins])[:-1])
 
 
 @checked
@@ -155,10 +182,11 @@ def near_copies(
 
     Notes
     -----
-    64 forward passes a checkpoint and one read of the weights; 8 bytes times 64 times the number of outputs for each
-    checkpoint. Outputs are compared with those in near cells alone, so that the time grows little faster than the zoo.
-    Pairs of one member, or of draws around one mode, are not compared. Tested in
-    tests/derive/test_near_copies.py.
+    64 forward passes a checkpoint and one read of the weights. Outputs are kept in a temporary file, 4 bytes times 64
+    times the number of outputs for each checkpoint, in the folder for blocks where there is one. They are compared with
+    those around them alone, so that the time grows little faster than the zoo, and with the number of near pairs.
+    Memory for 64 bytes a checkpoint, and for the pairs that are listed. Pairs of one member, or of draws around one
+    mode, are not compared. Tested in tests/derive/test_near_copies.py.
 
     Examples
     --------
@@ -166,18 +194,15 @@ def near_copies(
     ()
     """
     members = zoo.last_steps()
-    values = (
-        outputs(zoo, module=module, input_shape=input_shape, saved_in=saved_in)
-        .arrays(progress)
-        .get("values", np.zeros((0, 0)))
-    )
+    values = outputs(zoo, module=module, input_shape=input_shape, saved_in=saved_in).mapped("values", progress)
     found = Points(tuple(members.ids), origins(members), values)
     threshold = found.threshold()
     if threshold is None:
         step = "Compare them with dedupe, which needs no others."
         got = str(len(set(found.origins.tolist())))
         raise ZooError(Problem(zoo.name, "independent members", f"at least {LEAST_MEMBERS}", got, step))
-    return NearCopies(tuple(found.near(found, threshold)), threshold, len(members))
+    pairs, count = found.near(found, threshold)
+    return NearCopies(tuple(pairs), threshold, len(members), count)
 
 
 def outputs(
@@ -225,30 +250,31 @@ def points(
     _require_forward(zoo, module)
     forward_module = import_with_torch("forward")
     forward = forward_module.Forward(zoo.arch, module)
-    stack = max(1, min(_STACK, _STACK_BYTES // zoo.arch.nbytes))
+    most = _FAST_STACK if forward.has_stacked(inputs.shape[1:]) else _STACK
+    stack = max(1, min(most, _STACK_BYTES // zoo.arch.nbytes))
 
-    def evaluate(batch: Batch, seen: NDArray[np.float32]) -> NDArray[np.float64]:
+    def evaluate(batch: Batch, seen: NDArray[np.float32]) -> NDArray[np.float32]:
         weights = {name: np.asarray(batch[name]) for name in zoo.arch.names}
-        outputs: list[NDArray[np.float64]] = []
+        placed: list[NDArray[np.float32]] = []
         for start in range(0, len(batch.ids), stack):
             some = {name: array[start : start + stack] for name, array in weights.items()}
             parts = forward.outputs(some, forward.batches(seen, INPUTS), stacked=stack > 1)
             values = np.concatenate([part.double().numpy() for part in parts], axis=1)
-            outputs.append(values[:, : len(seen)])
-        return _placed(np.concatenate(outputs))
+            placed.append(_placed(values[:, : len(seen)]))
+        return np.concatenate(placed)
 
     ids, rows_of = zoo.ids, {name: row for row, name in enumerate(zoo.ids)}
     forms = [(sorted(rows_of[name] for name in named if name in rows_of), seen) for named, seen in others]
     other_rows = {row for rows, _ in forms for row in rows}
     forms.insert(0, ([row for row in range(len(ids)) if row not in other_rows], inputs))
-    values: NDArray[np.float64] | None = None
+    values: NDArray[np.float32] | None = None
     done = 0
     with forward_module.one_thread():
         for rows, seen in forms:
             start = 0
             batches = zoo.take(np.array(rows, np.int64)).batches(max_bytes=_BATCH_BYTES) if rows else iter(())
             for found in in_order(lambda batch, seen=seen: evaluate(batch, seen), batches):
-                values = np.full((len(ids), found.shape[1]), np.nan) if values is None else values
+                values = np.full((len(ids), found.shape[1]), np.nan, np.float32) if values is None else values
                 values[rows[start : start + len(found)]] = found
                 start, done = start + len(found), done + len(found)
                 if progress is not None:
@@ -265,26 +291,29 @@ def _require_forward(zoo: Zoo, module: Any) -> None:
 
 def stored_points(zoo: Zoo, logits: Iterator[tuple[slice, NDArray[Any]]], examples: int) -> Points:
     """Place checkpoints by stored outputs (K, examples, classes), each with their places in the zoo."""
-    values: NDArray[np.float64] | None = None
+    values: NDArray[np.float32] | None = None
     for places, outputs in logits:
         found = _placed(np.asarray(outputs[:, :examples], np.float64))
-        values = np.full((len(zoo), found.shape[1]), np.nan) if values is None else values
+        values = np.full((len(zoo), found.shape[1]), np.nan, np.float32) if values is None else values
         values[places] = found
     return Points(tuple(zoo.ids), origins(zoo), np.zeros((len(zoo), 0)) if values is None else values)
 
 
 def origins(zoo: Zoo) -> NDArray[Any]:
     """(N,) what each checkpoint stems from: the mode that a draw is taken around, else the member."""
-    table = zoo.metadata.select(["id", "member", "mode"]).to_pylist()
-    return np.array([row["mode"] or row["member"] or row["id"] for row in table], object)
+    table = zoo.metadata.select(["mode", "member", "id"])
+    none = pa.scalar(None, pa.string())
+    named = (pc.call_function("if_else", [pc.call_function("equal", [each, ""]), none, each]) for each in table.columns)
+    return pc.call_function("coalesce", list(named)).to_numpy()
 
 
-def _placed(outputs: NDArray[np.float64]) -> NDArray[np.float64]:
+def _placed(outputs: NDArray[np.float64]) -> NDArray[np.float32]:
     """(K, B * C) roots of the softmax of outputs (K, B, C), divided by the root of 2 B."""
     with np.errstate(invalid="ignore", over="ignore"):
         exponentials = np.exp(outputs - outputs.max(axis=-1, keepdims=True))
         probabilities = exponentials / exponentials.sum(axis=-1, keepdims=True)
-    return np.sqrt(probabilities).reshape(len(outputs), -1) / np.sqrt(2 * outputs.shape[1])
+        placed = np.sqrt(probabilities).reshape(len(outputs), -1) / np.sqrt(2 * outputs.shape[1])
+    return placed.astype(np.float32)
 
 
 def _squares(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -343,8 +343,8 @@ class _PredictionJob:
         facts = self._facts_of(run) if run.first else {}
         written = self.tree.store(run, {PREDICTIONS: {LOGITS: logits}}, rows, facts)
         self.checkpoints += len(written)
-        self.not_finite += sum(not row["finite"] for row in written)
-        self.overflowed += self._waiting if written else 0
+        self.not_finite += written["finite"].to_pylist().count(False)
+        self.overflowed += self._waiting if len(written) else 0
 
 
 def _predict_parts(job: _PredictionJob, parts: Sequence[tuple[int, Part]], progress: Progress | None) -> None:

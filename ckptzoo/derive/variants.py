@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.arguments import NETWORK, checked
@@ -43,7 +44,7 @@ from ckptzoo.text import Progress
 
 STORE = ("weights", "element")
 """The contents of a variant's parts: weights and group elements, or group elements alone."""
-BATCH_BYTES = 96 * 2**20
+BATCH_BYTES = 48 * 2**20
 """The maximum of bytes of raw weights in a batch, unless one checkpoint has more."""
 _OF_GAUGED = {"ties", "margin", "dead", "unresolved", "clamped", "degenerate"}
 """Columns that are null where a checkpoint is not in the gauge."""
@@ -142,8 +143,12 @@ class Tally:
         self.counts: dict[str, int] = dict.fromkeys(("untouched", *_FOUND), 0)
         self.certified: dict[Precision, EquivalenceReport] = {}
 
-    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def add(self, part: pa.Table) -> None:
         """Count the rows of a part."""
+        for start in range(0, len(part), BATCH_ROWS):
+            self._add(part.slice(start, BATCH_ROWS).to_pylist())
+
+    def _add(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.checkpoints += len(rows)
         self.counts["untouched"] += sum(not row["gauged"] for row in rows)
         for name in _FOUND:
@@ -444,7 +449,7 @@ def derive(
 
     Notes
     -----
-    A batch is 96 MiB of raw weights, or one checkpoint. One a core, at most four, is solved and checked at a time
+    A batch is 48 MiB of raw weights, or one checkpoint. One a core, at most four, is solved and checked at a time
     while earlier ones are written; memory is bounded by a few batches a core, with float64 copies of them for the
     check and the activations of 8 inputs. Before anything is written the table is tested against the forward
     function, with random group elements in float64, where checks are wanted. The check is made on these inputs alone

@@ -131,7 +131,14 @@ def origin_problems(files: Files, raw: Tree, tree: Tree) -> Iterator[Problem]:
 
 def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | None, tree: Tree) -> list[Problem]:
     """Problems of every part's index: names, sizes, shapes, dtypes, and rows that no block covers."""
-    problems: list[Problem] = []
+    problems = [problem for _, found in problems_by_part(files, arch, symmetry, tree) for problem in found]
+    return [*problems, *input_problems(files, tree)]
+
+
+def problems_by_part(
+    files: Files, arch: Architecture, symmetry: Symmetry | None, tree: Tree
+) -> Iterator[tuple[slice, list[Problem]]]:
+    """Yield for every part of a tree its rows of the index, and the problems of these."""
     outline = tree.outline
     numbers = outline["part"].to_numpy()
     bounds = np.searchsorted(numbers, np.arange(len(tree.parts) + 1))
@@ -143,8 +150,7 @@ def geometry_problems(files: Files, arch: Architecture, symmetry: Symmetry | Non
         if not found.problems:
             found.compare_shards()
             found.compare_kind(arch, *table)
-        problems.extend(found.problems)
-    return [*problems, *input_problems(files, tree)]
+        yield slice(int(start), int(stop)), found.problems
 
 
 class _PartIndex:

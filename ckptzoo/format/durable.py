@@ -204,7 +204,8 @@ def _exchange(first: Path, second: Path) -> bool:
 
 def sweep(parent: Path) -> None:
     """Remove the unfinished files that dead processes left in ``parent``; live ones hold their folder's lock."""
-    for left in parent.glob(f"{TEMPORARY}*"):
+    # by name first: a folder may have thousands of parts
+    for left in [parent / name for name in os.listdir(parent) if name.startswith(TEMPORARY)]:  # noqa: PTH208
         try:
             descriptor = os.open(left, os.O_RDONLY)
         except FileNotFoundError:

@@ -22,7 +22,7 @@ from ckptzoo.errors import UnknownNameError
 from ckptzoo.format import durable, snapshot, table
 from ckptzoo.format.files import Folder, leads_outside
 from ckptzoo.format.part import Part, PartWriter
-from ckptzoo.format.reader import read_contents, read_trees
+from ckptzoo.format.reader import list_trees, read_contents, read_trees
 from ckptzoo.format.tree import Tree
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARDS, may_change
@@ -133,18 +133,40 @@ def compact(path: str | Path) -> Path | None:
     trees = read_trees(files)
     if not trees:
         return None
-    name, data = snapshot.encode(trees)
-    target = root / name
-    target.parent.mkdir(exist_ok=True)
-    durable.write_file(target, data)
-    # the first 6 digits of a snapshot's name are the number of parts it covers
-    older = [name for name in snapshot.listed(files) if name != target.name and name[:6] <= target.name[:6]]
-    replaced = {f"{layout.SNAPSHOTS}/{name}" for name in older}
+    target, replaced = _write_snapshot(root, trees)
     listing = describe(root, _shards(trees.values()), without=replaced)
     durable.write_file(root / LISTING, listing)  # before they are removed, so that it never names a missing one
     for name in replaced:
         (root / name).unlink(missing_ok=True)
     return target
+
+
+def add_snapshot(root: Path) -> None:
+    """Write a snapshot of a zoo's parts from the newest one and what it lacks; those are removed that no listing names.
+
+    A listing names few files at times, and none that are missing.
+    """
+    files = Folder(root)
+    known = snapshot.newest(files, list_trees(files))
+    if not (trees := read_trees(files, known)):
+        return
+    _, replaced = _write_snapshot(root, trees)
+    listing = root / LISTING
+    text = listing.read_bytes() if listing.is_file() else b""
+    for name in replaced:
+        if name.encode() not in text:
+            (root / name).unlink(missing_ok=True)
+
+
+def _write_snapshot(root: Path, trees: dict[str, Tree]) -> tuple[Path, set[str]]:
+    """Write a snapshot of some trees; returns its path, and the paths in the zoo of those that it replaces."""
+    name, data = snapshot.encode(trees)
+    target = root / name
+    target.parent.mkdir(exist_ok=True)
+    durable.write_file(target, data)
+    # the first 6 digits of a snapshot's name are the number of parts it covers
+    older = [name for name in snapshot.listed(Folder(root)) if name != target.name and name[:6] <= target.name[:6]]
+    return target, {f"{layout.SNAPSHOTS}/{name}" for name in older}
 
 
 def _shards(trees: Iterable[Tree]) -> dict[str, str]:

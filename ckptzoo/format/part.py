@@ -1,5 +1,9 @@
 """A part: shards, rows and index rows that are committed together and never change."""
 
+import hashlib
+import mmap
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +17,7 @@ from ckptzoo.format.durable import Staging, locked, naming
 from ckptzoo.format.files import Files
 from ckptzoo.format.shard import Block, ShardWriter
 from ckptzoo.schema.architecture import Tensor
-from ckptzoo.schema.documents import REFETCH, Document, digest_of
+from ckptzoo.schema.documents import REFETCH, Document, canonical
 from ckptzoo.schema.layout import INDEX, METADATA, next_sequence, part_name, shard_name
 from ckptzoo.schema.metadata import KINDS, LEAST
 
@@ -21,6 +25,8 @@ from ckptzoo.schema.metadata import KINDS, LEAST
 SHARD_BYTES = 2 * 2**30
 """Target size of a shard."""
 
+_AT_A_TIME, _SPOOLED = 2**11, 2**16
+"""The number of rows that are Python objects at a time, and of those that go into a file together."""
 Arrays = Mapping[str, Any]
 """Stacked tensors by name."""
 
@@ -47,11 +53,21 @@ class Part:
 
 
 def part_digest(metadata: pa.Table, index: pa.Table, facts: Document) -> str:
-    """sha256 over the canonical JSON of rows, index and facts, by columns.
+    """sha256 over the canonical JSON of rows, index and facts, by columns, a few values of a column at a time.
 
     The shards' bytes are covered through their sha256 in the index.
     """
-    return digest_of({"rows": table.plain(metadata), "index": table.plain(index), "facts": facts})
+    digest = hashlib.sha256(b'{"facts":' + canonical(facts))
+    for key, rows in (("index", index), ("rows", metadata)):
+        digest.update(b"," + canonical(key) + b":{")
+        for number, name in enumerate(sorted(rows.column_names)):
+            digest.update((b"," if number else b"") + canonical(name) + b":[")
+            for place, values in enumerate(table.plain(rows, name)):
+                digest.update((b"," if place else b"") + canonical(values)[1:-1])
+            digest.update(b"]")
+        digest.update(b"}")
+    digest.update(b"}")
+    return f"sha256:{digest.hexdigest()}"
 
 
 class PartWriter:
@@ -96,7 +112,7 @@ class PartWriter:
         self._open: dict[str, ShardWriter] = {}
         self._shards = dict.fromkeys(sets, 0)
         self._blocks: list[Block] = []
-        self.rows: list[dict[str, Any]] = []
+        self._rows = _RowSpool(schema, self._staging.path, location=str(tree))
 
     def add(self, arrays: Mapping[str, Arrays], rows: Sequence[dict[str, Any]]) -> None:
         """Append rows; ``arrays[stem][name]`` has shape ``(len(rows), *shape)`` and its tensor's dtype."""
@@ -110,9 +126,14 @@ class PartWriter:
                     done += count
                     if not shard.room:
                         self._close(stem)
-        self.rows.extend(rows)
+            self._rows.add(rows)
 
-    def commit(self, root: Path, *, refuse: Callable[[list[dict[str, Any]]], None]) -> Part:
+    @property
+    def rows(self) -> pa.Table:
+        """The rows that were added."""
+        return self._rows.table()
+
+    def commit(self, root: Path, *, refuse: Callable[[pa.Table], None]) -> Part:
         """Publish the part under the next sequence number.
 
         ``refuse`` is called under the zoo's lock with the rows and raises if they must not go in.
@@ -122,7 +143,7 @@ class PartWriter:
                 self._close(stem)
         blocks = sorted(self._blocks, key=lambda block: block.file)
         index = table.table_of([asdict(block) for block in blocks], table.INDEX_SCHEMA, location=str(self._tree))
-        metadata = table.table_of(self.rows, self._schema, location=str(self._tree))
+        metadata = self.rows
         digest = part_digest(metadata, index, self._facts)
         rows_file = table.encode([metadata], {"version": 1}, sealed=True)
         footer = {"version": 1, "digest": digest, "rows": len(metadata), "facts": self._facts}
@@ -130,12 +151,12 @@ class PartWriter:
             (self._staging.path / METADATA).write_bytes(rows_file)
             (self._staging.path / INDEX).write_bytes(table.encode([index], footer, sealed=True))
         with locked(root):  # so that two writers never take one sequence number
-            refuse(self.rows)
+            refuse(metadata)
             name = part_name(self._next_sequence(), digest)
             with naming(self._tree):
                 self._staging.publish(self._tree / name)
         tree = self._tree.relative_to(root).as_posix()
-        return Part(tree, name, len(self.rows), digest, self._facts)
+        return Part(tree, name, len(metadata), digest, self._facts)
 
     def discard(self) -> None:
         """Abandon the part and remove what was written of it."""
@@ -144,7 +165,7 @@ class PartWriter:
         self._staging.discard()
 
     def _next_sequence(self) -> int:
-        names = [path.name for path in self._tree.iterdir()] if self._tree.is_dir() else []
+        names = os.listdir(self._tree) if self._tree.is_dir() else []  # noqa: PTH208, paths of thousands cost more
         return next_sequence(names, location=f"{self._tree.parent.name}/{self._tree.name}")
 
     def _next(self, stem: str) -> ShardWriter:
@@ -159,6 +180,54 @@ class PartWriter:
         first = sum(block.row_stop - block.row_start for block in self._blocks if _whole(block, stem))
         self._blocks.extend(shard.finish(first_row=first))
         self._shards[stem] += 1
+
+
+class _RowSpool:
+    """Rows of a part that are added bit by bit: tables of ``_SPOOLED`` rows each, which are in a file, and the rest.
+
+    What is in the table does not depend on how many rows came at a time, nor do the bytes that are made of it.
+    """
+
+    def __init__(self, schema: pa.Schema, folder: Path, *, location: str) -> None:
+        self._schema, self._folder, self._location = schema, folder, location
+        self._waiting: list[dict[str, Any]] = []
+        self._tables: list[pa.Table] = []
+        self._held = 0
+        self._spooled: list[pa.Table] = []
+
+    def add(self, rows: Sequence[dict[str, Any]]) -> None:
+        """Add rows."""
+        for start in range(0, len(rows), _AT_A_TIME):
+            self._waiting.extend(rows[start : start + _AT_A_TIME])
+            if len(self._waiting) >= _AT_A_TIME:
+                self._convert(_AT_A_TIME)
+
+    def table(self) -> pa.Table:
+        """All rows so far."""
+        self._convert(len(self._waiting))
+        rest = pa.concat_tables([self._schema.empty_table(), *self._tables]).combine_chunks()
+        self._tables = [rest]
+        return pa.concat_tables([*self._spooled, rest] if len(rest) else self._spooled or [rest])
+
+    def _convert(self, count: int) -> None:
+        """Turn the first of the rows that wait into a table."""
+        made = table.table_of(self._waiting[:count], self._schema, location=self._location)
+        del self._waiting[:count]
+        self._tables.append(made)
+        self._held += count
+        while self._held >= _SPOOLED:
+            held = pa.concat_tables(self._tables)
+            self._spool(held.slice(0, _SPOOLED).combine_chunks())
+            self._tables, self._held = [held.slice(_SPOOLED)], self._held - _SPOOLED
+
+    def _spool(self, rows: pa.Table) -> None:
+        """Write rows into a file without a name and map it, so that they are in memory only while they are read."""
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            with pa.ipc.new_stream(file, self._schema) as stream:
+                stream.write_table(rows)
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._spooled.append(pa.ipc.open_stream(pa.py_buffer(mapped)).read_all())
 
 
 def rows_a_shard(tensors: Sequence[Tensor], shard_bytes: int = SHARD_BYTES) -> int:

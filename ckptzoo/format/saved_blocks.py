@@ -34,7 +34,7 @@ class SavedBlocks:
 
     def __init__(self, folder: Path, key: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._key = folder, key
+        self.folder, self._key = folder, key
 
     def has(self, number: int) -> bool:
         """Whether a block is there."""
@@ -66,7 +66,7 @@ class SavedBlocks:
 
     def path(self, number: int) -> Path:
         """The file of a block."""
-        return self._folder / f"{self._key.removeprefix('sha256:')[:16]}-{number:06d}.safetensors"
+        return self.folder / f"{self._key.removeprefix('sha256:')[:16]}-{number:06d}.safetensors"
 
     def damaged(self, number: int, got: str) -> IntegrityError:
         """The error for a file that does not hold what it should."""

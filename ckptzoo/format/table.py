@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ UNREADABLE = (pa.ArrowException, OSError, ValueError, RuntimeError)
 it reads the facts of a column."""
 _FIRST_TIME, _LAST_TIME = -62_135_596_800_000_000, 253_402_300_800_000_000
 """The beginnings of the years 1 and 10000 in microseconds since 1970: Python has no times outside."""
+_PLAIN = 4096
+"""The number of values of a column that are Python objects at a time."""
 _NEAR, _SHOWN = 0.75, 4
 """How similar a name is to be that is proposed, and how many unknown ones a message shows."""
 _MARK = b'"seal":"'
@@ -143,15 +145,14 @@ def own_facts(unknown: dict[Any, Any], known: Sequence[str]) -> str:
     return f'{meant}Facts of your own go into one column: "extra": {{{own}{more}}}.'
 
 
-def plain(table: pa.Table) -> dict[str, list[Any]]:
-    """The table as JSON-ready columns: times in microseconds since 1970, digests in hexadecimal."""
-    columns: dict[str, list[Any]] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
+def plain(table: pa.Table, name: str) -> Iterator[list[Any]]:
+    """A column as JSON-ready values, some thousand at a time: times in microseconds since 1970, digests in hex."""
+    for start in range(0, len(table), _PLAIN):
+        column = table[name].slice(start, _PLAIN)
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.int64())
         values = column.to_pylist()
-        columns[name] = [None if value is None else value.hex() for value in values] if name == "sha256" else values
-    return columns
+        yield [None if value is None else value.hex() for value in values] if name == "sha256" else values
 
 
 def encode(tables: list[pa.Table], facts: Document, *, sealed: bool) -> bytes:

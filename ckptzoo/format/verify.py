@@ -1,10 +1,12 @@
 """Everything that can be wrong with a zoo, found and reported at once."""
 
+import contextlib
 import hashlib
 import itertools
 import os
+from collections import deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,16 @@ import pyarrow as pa
 from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format import snapshot
-from ckptzoo.format.checks import MAX_PROBLEMS, RowLimits, geometry_problems, origin_problems, row_limits
+from ckptzoo.format.checks import MAX_PROBLEMS, RowLimits, origin_problems, problems_by_part, row_limits
 from ckptzoo.format.durable import regular
 from ckptzoo.format.files import DEREFERENCE, Files, Folder, leads_outside
 from ckptzoo.format.header import Entry, header_length, read_header
 from ckptzoo.format.maintenance import LISTING, belongs_to_zoo
 from ckptzoo.format.part import Part, part_digest, stored_rows
 from ckptzoo.format.predictions import input_problems
-from ckptzoo.format.reader import duplicate_problems, list_trees, read_contents, read_documents, read_tree
+from ckptzoo.format.reader import Contents, duplicate_problems, list_trees, read_documents, read_tree
 from ckptzoo.format.splits import split_problems
-from ckptzoo.format.tree import LazyTable, Tree, empty_tree
+from ckptzoo.format.tree import Tree, empty_tree
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import may_change
 from ckptzoo.schema.documents import REFETCH, unseal
@@ -30,8 +32,14 @@ from ckptzoo.schema.explorer import START
 from ckptzoo.schema.metadata import extra_problems
 from ckptzoo.text import Progress
 
-_CHUNK = 8 * 2**20
+_CHUNK = 2**18
 """Bytes of a file that are read at a time, by each thread."""
+_HELD_ROWS = 2**16
+"""The maximum of rows of a tree that are in memory with all columns; larger parts are read again one by one."""
+_TASK_BYTES = 64 * 2**20
+"""Bytes of blocks that one thread checks before it takes others, unless one block has more."""
+_AHEAD = 128
+"""Tasks that wait for threads: while one thread reads a whole shard of 2 GiB, the others read its blocks."""
 
 
 @checked
@@ -82,46 +90,59 @@ def _found(root: Path, deep: bool, progress: Progress | None) -> Generator[Probl
     for tree, names in list_trees(files).items():
         readable = yield from _readable(files, tree, names, limits)
         trees[tree] = readable
-        for number, part in enumerate(readable.parts):
-            index = readable.index.filter(pa.array(readable.index["part"].to_numpy() == number))
-            own = index.drop_columns(["part"])
-            zeros = pa.repeat(pa.scalar(0, pa.int32()), len(index))
-            single = Tree((part,), readable.rows, LazyTable.of(own.append_column("part", zeros)))
-            part_problems = geometry_problems(files, arch, symmetry, single)
+        index = readable.index.drop_columns(["part"])
+        by_part = problems_by_part(files, arch, symmetry, readable)
+        for part, (rows, part_problems) in zip(readable.parts, by_part, strict=True):
             yield from part_problems
-            read.append((part, index))
+            read.append((part, index.slice(rows.start, rows.stop - rows.start)))
             if not part_problems:
-                sound.append((part, own))
+                sound.append(read[-1])
     raw = trees.get(layout.PARTS, empty_tree())
+    derived = [path for path in trees if path != layout.PARTS]
     yield from duplicate_problems(files, raw)
     yield from _extras(files, raw)
     for tree in trees.values():
         yield from input_problems(files, tree)
+    yield from _unlisted(files, read)
     yield from _unrelated(files, raw, trees)
     yield from _snapshots(files, trees, limits.blocks, deep=deep)
     yield from _listing(files)
     yield from split_problems(files, identity, raw)
-    yield from _failed_checks(files)
+    contents = Contents(
+        files,
+        identity,
+        arch,
+        symmetry,
+        raw=raw,
+        retracted=trees.get(f"{layout.DERIVED}/{layout.RETRACTED}", empty_tree(layout.RETRACTED)),
+        derived_parts={_derived_name(path): tuple(part.name for part in trees[path].parts) for path in derived},
+        snapshot=None,
+        _trees={_derived_name(path): trees[path] for path in derived},
+    )
+    yield from _failed_checks(contents)
     if deep:
         yield from _foreign(root)
-        yield from _digests(files, sound)
+        yield from _digests(files, sound, trees)
         yield from _headers(root, read)
         yield from _shards(root, sound, progress)
 
 
-def _failed_checks(files: Folder) -> Iterator[Problem]:
+def _derived_name(path: str) -> str:
+    return path.removeprefix(f"{layout.DERIVED}/")
+
+
+def _failed_checks(contents: Contents) -> Iterator[Problem]:
     """Variants that are other functions than the raw weights, by the equivalence checks that are stored."""
-    try:
-        contents = read_contents(files)
-        for name in contents.variants:
-            if (failed := contents.failed_checks(name)).ids:
-                yield failed.problem(files.name, name)
-    except IntegrityError:
-        return  # reported already
+    for name in contents.variants:
+        if (failed := contents.failed_checks(name)).ids:
+            yield failed.problem(contents.files.name, name)
 
 
 def _readable(files: Files, tree: str, names: tuple[str, ...], limits: RowLimits) -> Generator[Problem, None, Tree]:
     """The tree of those parts that can be read; the others' problems are noted."""
+    with contextlib.suppress(IntegrityError):
+        return read_tree(files, tree, names, None, limits=limits)
+    # one by one, to name all that are damaged
     readable: list[str] = []
     for name in names:
         try:
@@ -211,18 +232,21 @@ def _begins(path: Path, start: bytes) -> bool:
         return file.read(len(start)) == start
 
 
+def _unlisted(files: Folder, read: list[tuple[Part, pa.Table]]) -> Iterator[Problem]:
+    """Shards that no index names."""
+    for part, index in read:
+        named = set(index["file"].unique().to_pylist())
+        folder = files.here / part.path
+        for file in sorted(path.name for path in folder.iterdir() if layout.SHARD_NAME.fullmatch(path.name)):
+            if file not in named:
+                location = f"{files.name}/{part.path}/{file}"
+                yield Problem(location, "shard", "one that the index names", "another", "Remove it.")
+
+
 def _unrelated(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Problem]:
-    """Derived rows of checkpoints that the zoo lacks or that were derived twice, and shards no index names."""
+    """Derived rows of checkpoints that the zoo lacks or that were derived twice."""
     ids = set(raw.rows["id"].to_pylist())
     for name, tree in trees.items():
-        for number, part in enumerate(tree.parts):
-            index = tree.index.filter(pa.array(tree.index["part"].to_numpy() == number))
-            named = set(index["file"].to_pylist())
-            folder = files.here / part.path
-            for file in sorted(path.name for path in folder.iterdir() if layout.SHARD_NAME.fullmatch(path.name)):
-                if file not in named:
-                    location = f"{files.name}/{part.path}/{file}"
-                    yield Problem(location, "shard", "one that the index names", "another", "Remove it.")
         if name == layout.PARTS or not tree.parts or len(raw.parts) < len(list_trees(files)[layout.PARTS]):
             continue  # where a raw part cannot be read, its checkpoints would seem to be missing
         own = tree.rows["id"].combine_chunks()
@@ -279,9 +303,20 @@ def _listing(files: Folder) -> Iterator[Problem]:
         yield Problem(location, "listing", "what docs/format.md says", str(error)[:200], step)
 
 
-def _digests(files: Folder, sound: list[tuple[Part, pa.Table]]) -> Iterator[Problem]:
+def _digests(files: Folder, sound: list[tuple[Part, pa.Table]], trees: dict[str, Tree]) -> Iterator[Problem]:
+    """Yield parts with another digest than that of their rows, index and facts."""
+    held: dict[str, pa.Table] = {}
+    for tree in trees.values():
+        if len(tree.rows) <= _HELD_ROWS:
+            rows, start = tree.metadata, 0
+            for part in tree.parts:
+                held[part.path], start = rows.slice(start, part.rows), start + part.rows
     for part, index in sound:
+        rows = held.get(part.path)
+        if rows is not None and part_digest(rows, index, part.facts) == part.digest:
+            continue
         try:
+            # the digest covers the columns that the file has, which may be fewer
             digest = part_digest(stored_rows(files, part), index, part.facts)
         except IntegrityError as error:
             yield from error.problems
@@ -329,15 +364,22 @@ def _header(path: Path, location: str) -> tuple[Entry, ...]:
 
 
 def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress | None) -> Iterator[Problem]:
-    """The sha256 of every shard and of every block."""
-    tasks = [(part, row) for part, index in sound for row in index.to_pylist()]
-    total, done = sum(row["nbytes"] for _, row in tasks), 0
+    """Yield what the sha256 of every shard and of every block says."""
+    total, done = sum(sum(index["nbytes"].to_pylist()) for _, index in sound), 0
+    tasks = ((part, rows) for part, index in sound for rows in _tasks(index))
+    waiting: deque[tuple[int, Future[list[Problem]]]] = deque()
     # hashlib lets go of the interpreter while it works, so that threads use every core
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
-            for (_, row), wrong in zip(tasks, pool.map(lambda task: _digest_problems(root, *task), tasks), strict=True):
-                yield from wrong
-                done += row["nbytes"]
+            while True:
+                for part, rows in itertools.islice(tasks, _AHEAD - len(waiting)):
+                    nbytes = sum(row["nbytes"] for row in rows)
+                    waiting.append((nbytes, pool.submit(_digest_problems, root, part, rows)))
+                if not waiting:
+                    return
+                nbytes, future = waiting.popleft()
+                yield from future.result()
+                done += nbytes
                 if progress is not None:
                     progress(done, total)
         # Ctrl-C, or enough problems: leaving the pool would wait for every shard that is still to be read
@@ -346,24 +388,55 @@ def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress |
             raise
 
 
+def _tasks(index: pa.Table) -> Iterator[list[dict[str, Any]]]:
+    """Yield rows of a part's index that are checked together, all of one shard: a large one is for several threads."""
+    columns = ["file", "tensor", "row_start", "row_stop", "offset", "nbytes", "sha256"]
+    for _, listed in itertools.groupby(index.select(columns).to_pylist(), key=lambda row: row["file"]):
+        rows = list(listed)
+        if sum(row["nbytes"] for row in rows) <= _TASK_BYTES:
+            yield rows
+            continue
+        yield [row for row in rows if row["tensor"] is None]
+        task: list[dict[str, Any]] = []
+        for row in (row for row in rows if row["tensor"] is not None):
+            task.append(row)
+            if sum(row["nbytes"] for row in task) >= _TASK_BYTES:
+                yield task
+                task = []
+        yield task
+
+
 def damaged(root: Path, part: Part, index: pa.Table) -> list[Problem]:
     """Return the problems of the bytes of a part's shards, by the sha256 of each; every byte is read."""
     shards = index.filter(index["tensor"].is_null()).to_pylist()
-    return [problem for row in shards for problem in _digest_problems(root, part, row)]
+    return [problem for row in shards for problem in _digest_problems(root, part, [row])]
 
 
-def _digest_problems(root: Path, part: Part, row: dict[str, Any]) -> list[Problem]:
-    """Return the problems of one block's or one whole shard's digest, read in bounded memory."""
-    location = f"{root.name}/{part.path}/{row['file']}"
-    digest, offset, left = hashlib.sha256(), row["offset"], row["nbytes"]
-    try:
-        with open(root / part.path / row["file"], "rb", buffering=0, opener=regular) as file:
-            while left and (data := os.pread(file.fileno(), min(_CHUNK, left), offset)):
-                digest.update(data)
-                offset, left = offset + len(data), left - len(data)
-    except OSError as error:
-        return [Problem(location, "file", "a readable file", error.strerror or "none", REFETCH)]
-    if digest.digest() == row["sha256"]:
+def _digest_problems(root: Path, part: Part, rows: list[dict[str, Any]]) -> list[Problem]:
+    """Return the problems of the digests of blocks and whole shards, all of one file, read in bounded memory."""
+    if not rows:
         return []
-    span = f"rows {row['row_start']} to {row['row_stop']} of {row['tensor']!r}" if row["tensor"] else "the whole file"
-    return [Problem(location, f"sha256 of {span}", row["sha256"].hex(), digest.hexdigest(), REFETCH)]
+    location = f"{root.name}/{part.path}/{rows[0]['file']}"
+    problems: list[Problem] = []
+    # what fits into a core's cache is read and hashed there; fresh memory for each piece would cost as much as reading
+    buffer = memoryview(bytearray(min(_CHUNK, max(row["nbytes"] for row in rows))))
+    start = stop = 0
+    try:
+        with open(root / part.path / rows[0]["file"], "rb", buffering=0, opener=regular) as file:
+            for row in rows:
+                digest, at, end = hashlib.sha256(), row["offset"], row["offset"] + row["nbytes"]
+                while at < end:
+                    if not start <= at < stop:
+                        start = file.seek(at)
+                        stop = at + (file.readinto(buffer) or 0)
+                        if stop == start:
+                            break
+                    digest.update(buffer[at - start : min(end, stop) - start])
+                    at = min(end, stop)
+                if digest.digest() != row["sha256"]:
+                    named = f"rows {row['row_start']} to {row['row_stop']} of {row['tensor']!r}"
+                    what = f"sha256 of {named if row['tensor'] else 'the whole file'}"
+                    problems.append(Problem(location, what, row["sha256"].hex(), digest.hexdigest(), REFETCH))
+    except OSError as error:
+        problems.append(Problem(location, "file", "a readable file", error.strerror or "none", REFETCH))
+    return problems

@@ -1,16 +1,19 @@
 """Making a zoo and adding parts to it."""
 
+import contextlib
 import errno
 import json
 import os
 import shutil
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo import archs
@@ -21,9 +24,11 @@ from ckptzoo.format.checks import row_limits
 from ckptzoo.format.durable import TEMPORARY, Staging, locked, naming
 from ckptzoo.format.files import Folder
 from ckptzoo.format.header import numpy_dtype
+from ckptzoo.format.maintenance import add_snapshot
 from ckptzoo.format.part import SHARD_BYTES, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.format.snapshot import newest
+from ckptzoo.format.tree import LazyTable
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, architecture_difference, tensor_difference
 from ckptzoo.schema.card import CARD_TOML, Card
@@ -33,6 +38,8 @@ from ckptzoo.schema.readme import first_readme
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted
 
+SNAPSHOT_PARTS = 64
+"""Where a writer had to read more parts than these one by one, it leaves a snapshot, so that the next need not."""
 _FINITE_BYTES = 16 * 2**20
 """Bytes of rows that are searched together for elements that are not finite."""
 
@@ -211,6 +218,9 @@ class Writer:
         self._pending: set[str] = set()
         self._taken: dict[str, set[str]] = {"id": set(), "unit": set()}
         self._seen_parts: set[str] = set()
+        self._read_alone = 0
+        """The number of parts that no snapshot covered, so that each was read."""
+        self._warned = False
         self._ended = False
         self.created: dict[str, bytes] | None = None
         """The files that ``create`` wrote, where this writer's zoo has no more than these."""
@@ -265,7 +275,7 @@ class Writer:
             raise SpecError(Problem(self.path.name, "id", "each id once", f"{twice!r} twice", step))
         if self._part is None:
             self._read_new_parts()
-        self._require_new(listed)
+        self._require_new({column: [row.get(column) for row in listed] for column in self._taken})
         if self._part is None:
             self._part = PartWriter(
                 self.path / layout.PARTS,
@@ -288,7 +298,20 @@ class Writer:
         if self._part is None:
             return None
         part = self._part.commit(self.path, refuse=self._require_new_now)
+        # parts never change, and this one holds what was checked
+        self._seen_parts.add(part.name)
+        self._take(self._part.rows)
         self._part, self._pending, self.created = None, set(), None
+        if self._read_alone > SNAPSHOT_PARTS:
+            self._read_alone = 0
+            # the part is published: a zoo without a snapshot, where the disk is full, is as good as before
+            with contextlib.suppress(OSError, ZooError):
+                add_snapshot(self.path)
+        location = f"{self.path.name}/{layout.PARTS}"
+        problem = layout.folder_problem(location, len(self._seen_parts), layout.MANY_PARTS)
+        if problem is not None and not self._warned:
+            self._warned = True
+            warnings.warn(str(problem), UserWarning, stacklevel=2)
         return part.name
 
     def discard(self) -> None:
@@ -326,15 +349,15 @@ class Writer:
                 f"Go on with ckptzoo.append({str(self.path)!r}); zoo.ids lists what it has."
             )
 
-    def _require_new_now(self, rows: list[dict[str, Any]]) -> None:
+    def _require_new_now(self, rows: pa.Table) -> None:
         self._read_new_parts()
-        self._require_new(rows)
+        self._require_new({column: rows[column].to_pylist() for column in self._taken})
 
-    def _require_new(self, rows: list[dict[str, Any]]) -> None:
+    def _require_new(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Raise where the zoo has some of the ids or units, as far as its parts were read."""
         problems: list[Problem] = []
         for column, what in (("id", "checkpoint"), ("unit", "unit")):
-            taken = sorted({str(row[column]) for row in rows if row.get(column) in self._taken[column]})
+            taken = sorted({str(value) for value in columns[column] if value in self._taken[column]})
             if taken:
                 got = f"{len(taken)} there already, such as {taken[0]!r}"
                 step = "Leave out what the zoo has; other weights (of another engine) go to another zoo."
@@ -344,15 +367,21 @@ class Writer:
 
     def _read_new_parts(self) -> None:
         """Learn the ids and units of parts that came since the last call; parts never change."""
-        files = Folder(self.path)
-        trees = list_trees(files)
-        new = tuple(name for name in trees[layout.PARTS] if name not in self._seen_parts)
+        files, folder = Folder(self.path), self.path / layout.PARTS
+        names = set(os.listdir(folder)) if folder.is_dir() else set[str]()  # noqa: PTH208, as paths they cost more
+        new = tuple(sorted(name for name in names - self._seen_parts if layout.PART_NAME.fullmatch(name)))
+        if not new:
+            return
         # a snapshot covers the first parts, so it helps only where none was read yet
-        known = None if self._seen_parts else newest(files, trees)
+        known = None if self._seen_parts else newest(files, list_trees(files))
         tree = read_tree(files, layout.PARTS, new, known, limits=row_limits(self.arch, None))
-        for column, taken in self._taken.items():
-            taken.update(name for name in tree.rows[column].to_pylist() if name is not None)
+        self._take(tree.rows)
         self._seen_parts.update(new)
+        self._read_alone += len(new) - (0 if known is None else len(known.parts.get(layout.PARTS, ())))
+
+    def _take(self, rows: pa.Table | LazyTable) -> None:
+        for column, taken in self._taken.items():
+            taken.update(value for value in rows[column].to_pylist() if value is not None)
 
     def _checked(self, weights: Mapping[str, Any], count: int, *, single: bool) -> dict[str, NDArray[Any]]:
         location = f"{self.path.name}: weights"

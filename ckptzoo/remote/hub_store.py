@@ -31,7 +31,7 @@ MARGIN_SECONDS = 30.0
 """How long before a signed address expires it is no longer used."""
 MAX_PAGES = 200
 """The most pages of a repository's tree, which the hub lists in pages of 1,000 files."""
-_COMMIT = re.compile(r"[0-9a-f]{40,64}")
+COMMIT = re.compile(r"[0-9a-f]{40,64}")
 # Names of git's objects, where a repository may use sha256 instead of sha1.
 _HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 """sha1 or sha256."""
@@ -164,7 +164,7 @@ def read_listing(
     try:
         # without siblings: too many for one answer
         commit, siblings = str(info["sha"]), info.get("siblings")
-        if not _COMMIT.fullmatch(commit):
+        if not COMMIT.fullmatch(commit):
             raise ValueError(f"commit {commit[:80]!r}")
         if siblings is not None and all("size" in item for item in siblings):
             entries = [_entry(item["rfilename"], item, item.get("blobId")) for item in siblings]
@@ -255,9 +255,9 @@ def expiry(url: str) -> float:
     return math.inf
 
 
-def hub_address(place: HubAddress, endpoint: str) -> str:
-    """Return a repository without revision, and the hub where it is not huggingface.co."""
-    plain = str(dataclasses.replace(place, revision=MAIN))
+def hub_address(place: HubAddress, endpoint: str, revision: str = MAIN) -> str:
+    """Return the address of a repository at a revision, and the hub where it is not huggingface.co."""
+    plain = str(dataclasses.replace(place, revision=revision))
     return plain if endpoint == PUBLIC_HUB else f"{plain} at {endpoint}"
 
 

@@ -22,6 +22,7 @@ MAX_BYTES = 64 * 2**20
 REFETCH = "Fetch the file again, or restore it from a copy."
 
 Document = dict[str, Any]
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def canonical(value: object) -> bytes:
@@ -34,9 +35,9 @@ def canonical(value: object) -> bytes:
     """
     # json writes NaN as a bare word, which is no JSON; the slow path is taken only where there is one
     try:
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = _ENCODER.encode(value)
     except ValueError:
-        text = json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        text = _ENCODER.encode(_plain(value))
     return text.encode()
 
 

@@ -216,7 +216,7 @@ class AxisAction:
     @property
     def groups(self) -> set[str]:
         """The groups that permute or scale the axis."""
-        return self.listed_groups | {segment.group for segment in (*self.signs, *self.gates)}
+        return self.listed_groups | {segment.group for segments in self.beside for segment in segments}
 
     @property
     def of_gates(self) -> "AxisAction":
@@ -232,6 +232,16 @@ class AxisAction:
     def acting(self) -> "tuple[AxisAction, ...]":
         """The action, and where it has gates the same one as theirs."""
         return (self, self.of_gates) if self.gates else (self,)
+
+    @property
+    def beside(self) -> "tuple[tuple[Segment, ...], tuple[Segment, ...]]":
+        """The channels whose signs act on the axis too, and those whose scales do."""
+        return self.signs, self.gates
+
+    @property
+    def without_others_inside(self) -> "AxisAction":
+        """The action on the channels that have no others inside."""
+        return replace(self, segments=tuple(segment for segment in self.segments if segment.within is None))
 
     @property
     def multiplied(self) -> "frozenset[str]":

@@ -45,6 +45,10 @@ PREDICTIONS = "predictions"
 
 PART_NAME = re.compile(r"(\d{6})-([0-9a-f]{8})")
 """Sequence number and the beginning of the digest; see ``part_name``."""
+MAX_PARTS = 10_000
+"""The maximum of parts of a tree that is published: huggingface.co takes no more entries in a folder."""
+MANY_PARTS = 9_000
+"""The number of parts of a tree beyond which a writer warns."""
 MAX_SEQUENCE = 999_999
 """The last sequence number: names of seven digits are no names of parts, and no reader finds them."""
 SET_ASIDE = "Move the part that should not be there out of the zoo, and keep it until you know that it is wrong."
@@ -86,6 +90,15 @@ def set_name(tree: str) -> str | None:
     return inputs if SET_NAME.fullmatch(inputs) and predictions_name(inputs) == tree else None
 
 
+def folder_problem(location: str, count: int, limit: int | None = None) -> Problem | None:
+    """Return the problem of a folder with more parts than a limit, by default ``MAX_PARTS``; None of one with fewer."""
+    if count <= (MAX_PARTS if limit is None else limit):
+        return None
+    step = "Write a zoo of few parts from it: ckptzoo compact ZOO --merge-parts --to NEWZOO."
+    room = f"at most {MAX_PARTS:,}, the entries of a folder on a hub"
+    return Problem(location, "parts", room, f"{count:,}", step)
+
+
 def next_sequence(names: Iterable[str], *, location: str) -> int:
     """The number of the part behind those of these names, 1 for the first; names of anything else are left out.
 
@@ -94,8 +107,11 @@ def next_sequence(names: Iterable[str], *, location: str) -> int:
 
     Raises ``ZooError`` if there is a part with the last number.
     """
-    # six digits each, so that names are in the order of numbers
-    last = max((name for name in names if PART_NAME.fullmatch(name)), default="000000")
+    last = "000000"
+    for name in names:
+        # six digits each, so that names are in the order of numbers; few of thousands are compared with the pattern
+        if name > last and PART_NAME.fullmatch(name):
+            last = name
     if (sequence := int(last[:6]) + 1) > MAX_SEQUENCE:
         step = f"Give {last} the number behind the part before it; its digest does not cover its number."
         raise ZooError(Problem(location, "number of the next part", f"at most {MAX_SEQUENCE}", str(sequence), step))

@@ -15,7 +15,7 @@ from ckptzoo.errors import MAX_PROBLEMS, Problem, SpecError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import Document, digest_of
 from ckptzoo.schema.folds import Fold, fold_from_json, fold_problems, fold_problems_with, fold_to_json
-from ckptzoo.schema.groups import MATRICES, AxisAction, Group, Like, Perm, Segment
+from ckptzoo.schema.groups import AxisAction, Group, Like, Perm, Segment
 from ckptzoo.schema.symmetry_checks import problems, problems_with
 
 _SHOWN = 8
@@ -126,7 +126,7 @@ class Symmetry:
     @property
     def has_matrices(self) -> bool:
         """Whether some group has matrices."""
-        return any(group.scale in MATRICES for group in self.groups)
+        return any(group.matrix_shape is not None for group in self.groups)
 
     @property
     def has_gates(self) -> bool:

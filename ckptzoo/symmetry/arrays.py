@@ -229,3 +229,8 @@ def stored_dtype(dtype: np.dtype) -> np.dtype:
     """Return the dtype of derived weights: at least float32 for floats, integers unchanged."""
     half = dtype.name in ("float16", "bfloat16")
     return np.dtype(np.float32) if half else dtype
+
+
+def stored_copies(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return copies in the dtype of derived weights."""
+    return {name: array.astype(stored_dtype(array.dtype)) for name, array in arrays.items()}

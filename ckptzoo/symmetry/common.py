@@ -113,8 +113,8 @@ class _Meet:
             for number, action in present:
                 for segment in action.segments:
                     self._keep((number, segment.group))
-                self.without_signs |= {(number, segment.group) for segment in action.signs}
-                self._drop_scales((number, segment.group) for segment in action.gates)
+                for drop, segments in zip((self.without_signs.update, self._drop_scales), action.beside, strict=True):
+                    drop((number, segment.group) for segment in segments)
             return
         for number, action in others:
             for one, two in zip(first.segments, action.segments, strict=True):
@@ -128,30 +128,18 @@ class _Meet:
                 self.without_sizes |= keys
             if first.absolute != action.absolute:
                 self.without_signs |= keys
-            self._compare_signs(first_number, first, number, action)
-            self._compare_gates(first_number, first, number, action)
+            self._compare_beside(first_number, first, number, action)
 
-    def _compare_signs(self, first_number: int, first: AxisAction, number: int, action: AxisAction) -> None:
-        """Compare gains that take signs: of the same channels in both tables, or of none."""
-        keys = {(first_number, segment.group) for segment in first.signs}
-        keys |= {(number, segment.group) for segment in action.signs}
-        if _runs(first.signs, self.tables[first_number]) != _runs(action.signs, self.tables[number]):
-            self.without_signs |= keys
-            return
-        for one, two in zip(first.signs, action.signs, strict=True):
-            self.scaled_together.join((first_number, one.group), (number, two.group))
-
-    def _compare_gates(self, first_number: int, first: AxisAction, number: int, action: AxisAction) -> None:
-        """Compare channels that multiply others: the same ones in both tables, or unscaled ones."""
-        keys = {(first_number, segment.group) for segment in first.gates}
-        keys |= {(number, segment.group) for segment in action.gates}
-        if _runs(first.gates, self.tables[first_number]) != _runs(action.gates, self.tables[number]):
-            self._drop_scales(keys)
-            return
-        if first.exponent != action.exponent:
-            self._drop_scales(keys)
-        for one, two in zip(first.gates, action.gates, strict=True):
-            self.scaled_together.join((first_number, one.group), (number, two.group))
+    def _compare_beside(self, first_number: int, first: AxisAction, number: int, action: AxisAction) -> None:
+        """Compare channels whose signs or scales act too: of the same channels in both tables, or of none."""
+        for signs, ours, theirs in zip((True, False), first.beside, action.beside, strict=True):
+            if _runs(ours, self.tables[first_number]) == _runs(theirs, self.tables[number]):
+                for one, two in zip(ours, theirs, strict=True):
+                    self.scaled_together.join((first_number, one.group), (number, two.group))
+                if signs or first.exponent == action.exponent:
+                    continue
+            keys = {(first_number, item.group) for item in ours} | {(number, item.group) for item in theirs}
+            (self.without_signs.update if signs else self._drop_scales)(keys)
 
     def _drop_within_classes(self) -> None:
         """Drop signs of gains that are scaled with what they normalise, and gates' scales of what they multiply.
@@ -160,14 +148,12 @@ class _Meet:
         """
         for number, table in enumerate(self.tables):
             for action in table.actions:
-                values, gates = (
+                own, normalised, gates = (
                     {self.scaled_together[number, segment.group] for segment in segments}
-                    for segments in (action.segments, action.gates)
+                    for segments in (action.segments, *action.beside)
                 )
-                self._drop_scales(values & gates)
-                gains = {self.scaled_together[number, segment.group] for segment in action.segments}
-                normalised = {self.scaled_together[number, segment.group] for segment in action.signs}
-                self.without_signs |= gains & normalised
+                self._drop_scales(own & gates)
+                self.without_signs |= own & normalised
 
     def _keep(self, key: _Key) -> None:
         """Exclude a group from permutations and scales."""
@@ -242,13 +228,11 @@ class _Meet:
         def renamed(segment: Segment) -> Segment:
             return replace(segment, group=ids[self.scaled_together[0, segment.group]])
 
-        signs = tuple(
-            renamed(segment)
-            for segment in action.signs
-            if scales[self.scaled_together[0, segment.group]] in ("sign", "nonzero")
-        )
-        gates = tuple(
-            renamed(segment) for segment in action.gates if scales[self.scaled_together[0, segment.group]] != "none"
+        signs, gates = (
+            tuple(renamed(item) for item in segments if scales[self.scaled_together[0, item.group]] in taking)
+            for segments, taking in zip(
+                action.beside, (("sign", "nonzero"), ("positive", "sign", "nonzero")), strict=True
+            )
         )
         return replace(action, segments=tuple(map(renamed, action.segments)), signs=signs, gates=gates)
 

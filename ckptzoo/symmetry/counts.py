@@ -14,7 +14,7 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.folds import dimensions
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.kinds.registry import kinds_of, permutations_of
+from ckptzoo.symmetry.kinds.registry import FACTORS, kinds_of, permutations_of
 from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.matrix_action import gains_at_one
 from ckptzoo.symmetry.moves import Move, sources
@@ -189,7 +189,8 @@ def _continuous(table: Symmetry, groups: tuple[GroupCounts, ...]) -> tuple[tuple
         numbers[table[group.id].scale.removesuffix("_mean")] += group.matrices
     numbers["gains"] = sum(len(gain.places) for gain in gains_at_one(table))
     numbers["folds"] = sum(dimensions(table.folds))
-    kinds = ("scales", "linear", "orthogonal", "complex", "gains", "folds")
+    mixing = (name.removesuffix("_mean") for name, kind in FACTORS.items() if kind.part == "matrices")
+    kinds = dict.fromkeys(("scales", *mixing, "gains", "folds"))
     return tuple((kind, numbers[kind]) for kind in kinds if numbers[kind])
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ckptzoo.arguments import checked
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.folds import Fold, Part, Target, part_fits
-from ckptzoo.schema.groups import MATRICES
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Stacked, beside, fitting, is_float, positions, stored_dtype, to_numpy
+from ckptzoo.symmetry.kinds.registry import FACTORS, matrix_kind_of
 from ckptzoo.symmetry.matrix_action import gains_at_one, with_unit_gains
 from ckptzoo.symmetry.tables import Arch, table_of
 
@@ -102,11 +102,8 @@ def _depends_on_element(item: Fold, symmetry: Symmetry) -> bool:
         if action.axis != item.part.axis:
             continue
         for name, places in positions(action, symmetry):
-            kinds = {
-                symmetry[name].scale,
-                symmetry.leader(name).scale if symmetry.leader(name).scale in MATRICES else "none",
-            }
-            if kinds - {"none", "orthogonal_mean"} and ((places >= first) & (places < stop)).any():
+            kinds = FACTORS.get(symmetry[name].scale), matrix_kind_of(symmetry.leader(name))
+            if any(kind and not kind.keeps_mean for kind in kinds) and ((places >= first) & (places < stop)).any():
                 return True
     return False
 

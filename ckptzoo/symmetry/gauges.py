@@ -15,15 +15,14 @@ from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.action import apply, transform
-from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_dtype, to_numpy
+from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_copies, to_numpy
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.folds import commuting, fold
+from ckptzoo.symmetry.folds import commuting
 from ckptzoo.symmetry.mass.blocks import find_blocks
 from ckptzoo.symmetry.mass.formulations import CERTIFIED, PINNED, Formulation, least_mass_scales
 from ckptzoo.symmetry.mass.solver import balance
-from ckptzoo.symmetry.matrices.gauge import depend_on_others, settle
+from ckptzoo.symmetry.matrices.gauge import depend_on_others, open_signs, order_of_scaled, settled_matrices
 from ckptzoo.symmetry.matrices.tables import among, lifted, monomial, residual
-from ckptzoo.symmetry.matrix_action import have_unit_gains
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import first_weight_order, sum_keys
 from ckptzoo.symmetry.report import Report
@@ -34,6 +33,9 @@ from ckptzoo.text import brief_repr
 
 Scaling = Callable[[Moments], Scales]
 Order = Callable[[Moments, Scales, Report], dict[str, np.ndarray]]
+Matrices = Callable[
+    [Mapping[str, np.ndarray], Symmetry, np.ndarray, Report], tuple[dict[str, np.ndarray], GroupElement]
+]
 
 
 @dataclass(frozen=True)
@@ -54,9 +56,11 @@ class Gauge:
     complete
         every checkpoint of an orbit has the same weights, so that they have a fingerprint.
     scaling
-        from sums of weights to scales.
+        from sums of weights to scales; None where matrices come with all of them.
     order
         from scales to permutations; None where channels stay in their order.
+    matrices
+        from weights to those with settled matrices, which come first; None where matrices stay.
     """
 
     name: GaugeName
@@ -64,8 +68,25 @@ class Gauge:
     collapses: tuple[str, ...]
     rule: str
     complete: bool
-    scaling: Scaling
+    scaling: Scaling | None
     order: Order | None
+    matrices: Matrices | None = None
+
+
+def _least_mass(
+    arrays: Mapping[str, np.ndarray], symmetry: Symmetry, usable: np.ndarray, report: Report
+) -> tuple[dict[str, np.ndarray], GroupElement]:
+    """Return copies of all weights at their least mass, with what led there."""
+    rows, work, element = np.flatnonzero(usable), stored_copies(arrays), GroupElement.identity(symmetry, len(usable))
+    if len(rows):
+        table = Formulation.of(PINNED, symmetry, {name: array.shape[1:] for name, array in arrays.items()}).table
+        found = find_blocks({name: array[rows] for name, array in arrays.items()}, table, balance)
+        report.dead[rows], report.degenerate[rows] = found.dropped, found.degenerate
+        report.unresolved[rows] = ~(found.gap <= CERTIFIED) | found.unsigned
+        element.put(rows, GroupElement({}, found.element.scales, found.element.matrices))
+        for name, array in found.weights.items():
+            work[name][rows] = array
+    return work, element
 
 
 _RULES = (
@@ -121,6 +142,9 @@ _WITH_MATRICES = replace(
     version=5,
     collapses=("scales", "matrices", "permutations"),
     rule="unit-norm, heads balanced, streams in the basis of their variance, then as without matrices",
+    scaling=open_signs,
+    order=order_of_scaled,
+    matrices=settled_matrices,
 )
 """``canonical`` for tables with matrices; other tables keep their version, and hence their bits."""
 
@@ -138,6 +162,8 @@ _LEAST_MASS_WITH_MATRICES = replace(
     version=3,
     collapses=("pinned scales", "invertible matrices"),
     rule="the sum of squared weights is least, heads balanced, filters in front of a normalisation as they are",
+    scaling=None,
+    matrices=_least_mass,
 )
 """``min-mass`` for tables with matrices."""
 
@@ -249,147 +275,66 @@ def canonicalize(
     rule = gauge_of(gauge_named(gauge), symmetry)
     arrays, K = stack_of(weights, symmetry)
     fits(arrays, symmetry, arch)
-    if symmetry.has_matrices:
-        return _canonicalize_matrices(weights, arrays, symmetry, rule, threads)
-    rows = np.flatnonzero(finite(arrays, K))
-    element, report = GroupElement.identity(symmetry, K), Report.blank(K)
-
-    def solved(some: np.ndarray) -> np.ndarray:
-        """Solve for some rows and put what was found in place; returns those whose scales are usable."""
-        with np.errstate(all="ignore"):
-            found, found_report = _solve(take_rows(arrays, some), symmetry, rule)
-            usable = np.ones(len(some), bool)
-            for scale in found.scales.values():
-                usable &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
-        report.set(some, found_report)
-        element.put(some[usable], found[usable])
-        return some[usable]
-
+    usable, report = finite(arrays, K), Report.blank(K)
     threads = threads or os.cpu_count() or 1
-    with ThreadPoolExecutor(threads) as pool:
-        kept = np.concatenate([rows[:0], *pool.map(solved, pieces(rows, arrays, threads))])
-    with np.errstate(all="ignore"):
-        made = apply(element, weights, symmetry, threads=threads)
-        good = np.isin(np.arange(K), kept) & finite(made, K)
-        if not good[kept].all():
-            element.put(np.flatnonzero(~good), GroupElement.identity(symmetry, int((~good).sum())))
-            made = apply(element, weights, symmetry, threads=threads)
-    report.refuse(~good)
+    if rule.matrices is not None:
+        work, element = rule.matrices(arrays, symmetry, usable, report)
+        table = residual(symmetry)
+        if rule.scaling is not None and usable.any():
+            rest = _settle_rest(work, table, rule, usable, report, threads)
+            element = lifted(rest, symmetry).compose(element)
+            moving = GroupElement(rest.perms, {})
+            for name in arrays:  # each tensor's copy is given up in turn
+                work[name] = transform(work[name], table.actions_on(name), moving, table)
+        made = {name: beside(work[name], as_array(weights[name])) for name in arrays}
+    else:
+        table = among(symmetry)
+        rest = _settle_rest(arrays, table, rule, usable, report, threads)
+        with np.errstate(all="ignore"):
+            made = apply(rest, weights, table, threads=threads)
+            if (lost := usable & ~finite(made, K)).any():
+                usable &= ~lost
+                rest.put(lost, GroupElement.identity(table, int(lost.sum())))
+                made = apply(rest, weights, table, threads=threads)
+        element = lifted(rest, symmetry)
+    report.refuse(~usable)
     return Canonical(made, element, report, rule)
 
 
-def _canonicalize_matrices(
-    weights: Stacked, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge, threads: int | None
-) -> Canonical:
-    """Bring checkpoints of a table with matrices into a gauge; folded first, where it settles them at all."""
-    if rule.name == "min-mass":
-        return _least_mass_matrices(weights, arrays, symmetry, rule)
-    if not rule.complete:
-        plain = canonicalize(weights, among(symmetry), gauge=rule.name, threads=threads)
-        return replace(plain, element=lifted(plain.element, symmetry))
-    K = len(next(iter(arrays.values())))
-    usable = finite(arrays, K)
-    report, element = Report.blank(K), GroupElement.identity(symmetry, K)
-    made: dict[str, np.ndarray] = {}
-    threads = threads or os.cpu_count() or 1
-    for rows in pieces(np.flatnonzero(usable), arrays, 1):
-        folded = fold(take_rows(arrays, rows), commuting(symmetry))
-        if not (unit := have_unit_gains(folded, symmetry)).all():
-            usable[rows[~unit]] = False
-            rows, folded = rows[unit], {name: array[unit] for name, array in folded.items()}
-            if not len(rows):
-                continue
-        work = {name: _own(array, arrays[name]) for name, array in folded.items()}
-        del folded
-        settled, found = settle(work, symmetry), Report.blank(len(rows))
-        rest = _order_rest(work, residual(symmetry), found, threads)
-        found.dead[:], found.clamped[:], found.degenerate[:] = settled.dead, settled.clamped, settled.degenerate
-        found.margin[:] = np.minimum(found.margin, settled.margin)
-        found.unresolved[:] |= settled.unresolved
-        report.set(rows, found)
-        element.put(rows, lifted(rest, symmetry).compose(settled.element(symmetry)))
-        perms, table = GroupElement(rest.perms, {}), residual(symmetry)
-        place = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else rows
-        for name, array in arrays.items():  # each tensor's copy is given up in turn
-            moved = transform(work.pop(name), table.actions_on(name), perms, table)
-            if len(rows) == K:
-                made[name] = moved
-                continue
-            if name not in made:
-                made[name] = np.empty(array.shape, stored_dtype(array.dtype))
-            made[name][place] = moved
-    for name, array in arrays.items():
-        if name not in made:
-            made[name] = array.astype(stored_dtype(array.dtype))
-        made[name][~usable] = array[~usable]
-    report.refuse(~usable)
-    return Canonical({name: beside(made[name], as_array(weights[name])) for name in arrays}, element, report, rule)
-
-
-def _own(array: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """Return the array in the dtype of the result, in memory apart from what was given."""
-    if array.dtype != stored_dtype(array.dtype) or np.may_share_memory(array, given):
-        return array.astype(stored_dtype(array.dtype), order="C")
-    return np.require(array, requirements=["C", "W"])
-
-
-def _order_rest(work: dict[str, np.ndarray], table: Symmetry, report: Report, threads: int) -> GroupElement:
-    """Order channels and signs of weights whose scales and matrices are settled; the signs are applied in place."""
-    K = len(report.ties)
-    element = GroupElement.identity(table, K)
+def _settle_rest(
+    arrays: Mapping[str, np.ndarray],
+    table: Symmetry,
+    rule: Gauge,
+    usable: np.ndarray,
+    report: Report,
+    threads: int,
+) -> GroupElement:
+    """Return scales and orders of a table without matrices; rows that get no scales are not ``usable``, in place."""
+    rest = GroupElement.identity(table, len(usable))
+    rows = pieces(np.flatnonzero(usable), arrays, threads)
+    if rule.matrices is not None:  # side by side, as weights of their own are scaled in place
+        rows = [run for some in rows for run in np.split(some, np.flatnonzero(np.diff(some) > 1) + 1)]
 
     def solved(some: np.ndarray) -> None:
-        part = take_rows(work, some)
-        signs = solve(Moments(part, table, cubes=True))
-        flip = GroupElement(GroupElement.identity(table, len(some)).perms, signs.scales)
-        for name in part:
-            if actions := table.actions_on(name):
-                flipped = transform(part[name], actions, flip, table)
-                if flipped is not part[name]:
-                    work[name][some] = flipped
-        found = Report.blank(len(some))
-        found.unresolved[:] = signs.unsolved
-        perms = complete_order(Moments(take_rows(work, some), table, cubes=True), replace(signs, scales={}), found)
-        scales = {name: np.take_along_axis(scale, perms[name], 1) for name, scale in signs.scales.items()}
+        assert rule.scaling is not None
+        found = report[some]
+        with np.errstate(all="ignore"):
+            moments = Moments(take_rows(arrays, some), table, cubes=rule.matrices is not None)
+            scaling = rule.scaling(moments)
+            found.dead[:] += scaling.dead
+            found.clamped[:] += scaling.clamped
+            found.unresolved[:] |= scaling.unsolved
+            perms = rest[some].perms if rule.order is None else rule.order(moments, scaling, found)
         report.set(some, found)
-        element.put(some, GroupElement(perms, scales))
+        scales = {name: np.take_along_axis(scale, perms[name], 1) for name, scale in scaling.scales.items()}
+        for scale in scales.values():
+            usable[some] &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
+        kept = usable[some]
+        rest.put(some[kept], GroupElement(perms, scales)[kept])
 
     with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(solved, pieces(np.arange(K), work, threads)))
-    return element
-
-
-def _least_mass_matrices(
-    weights: Stacked, arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge
-) -> Canonical:
-    """Bring checkpoints of a table with matrices into the gauge ``min-mass``."""
-    K = len(next(iter(arrays.values())))
-    usable = finite(arrays, K)
-    rows = np.flatnonzero(usable)
-    report, element = Report.blank(K), GroupElement.identity(symmetry, K)
-    report.refuse(~usable)
-    if not len(rows):
-        return Canonical(_placed(weights, arrays, rows, {}), element, report, rule)
-    table = Formulation.of(PINNED, symmetry, {name: array.shape[1:] for name, array in arrays.items()}).table
-    found = find_blocks({name: array[rows] for name, array in arrays.items()}, table, balance)
-    report.dead[rows], report.degenerate[rows] = found.dropped, found.degenerate
-    report.unresolved[rows] = ~(found.gap <= CERTIFIED) | found.unsigned
-    element.put(rows, GroupElement({}, found.element.scales, found.element.matrices))
-    return Canonical(_placed(weights, arrays, rows, found.weights), element, report, rule)
-
-
-def _placed(
-    weights: Stacked, arrays: Mapping[str, np.ndarray], rows: np.ndarray, made: Mapping[str, np.ndarray]
-) -> dict[str, Any]:
-    """Return all weights, with some rows replaced, in their framework."""
-    if len(rows) == len(next(iter(arrays.values()))):
-        final = {name: made[name] for name in arrays}
-    else:
-        final = {name: array.astype(stored_dtype(array.dtype)) for name, array in arrays.items()}
-        for name, array in final.items():
-            if len(rows):
-                array[rows] = made[name]
-    return {name: beside(array, as_array(weights[name])) for name, array in final.items()}
+        list(pool.map(solved, rows))
+    return rest
 
 
 @checked
@@ -414,15 +359,3 @@ def ordering_keys(weights: Stacked, arch: Arch) -> dict[str, np.ndarray]:
     if not len(next(iter(made.weights.values()), ())):
         raise SymmetryError(Problem("ordering keys", "weights", "a checkpoint or more", "none", "Pass some."))
     return sum_keys(Moments({name: to_numpy(array) for name, array in made.weights.items()}, symmetry))
-
-
-def _solve(arrays: Mapping[str, np.ndarray], symmetry: Symmetry, rule: Gauge) -> tuple[GroupElement, Report]:
-    moments = Moments(arrays, symmetry)
-    report = Report.blank(moments.K)
-    found = rule.scaling(moments)
-    report.dead[:], report.clamped[:], report.unresolved[:] = found.dead, found.clamped, found.unsolved
-    if rule.order is None:
-        return GroupElement(GroupElement.identity(symmetry, moments.K).perms, found.scales), report
-    perms = rule.order(moments, found, report)
-    scales = {name: np.take_along_axis(scale, perms[name], 1) for name, scale in found.scales.items()}
-    return GroupElement(perms, scales), report

@@ -55,6 +55,10 @@ class Moments:
         self._held = np.empty(0)
         self._sums: dict[tuple[str, int], tuple[np.ndarray, np.ndarray]] = {}
 
+    def forget(self) -> None:
+        """Give up all sums, as where the weights have changed."""
+        self._sums.clear()
+
     def precision(self, action: AxisAction) -> float:
         """Return the machine epsilon of the dtype in which the action's tensor is stored."""
         return float(np.finfo(stored_dtype(self.arrays[action.tensor].dtype)).eps)

@@ -36,39 +36,42 @@ class Axis:
     order
         for every position, its place in the listings one after the other, followed by the positions that are in none;
         None where that is the position itself.
-    signs
-        the channels by whose signs the axis is multiplied, listed in the same way; None where there are none.
     inverted
         for each listing, whether the inverses of its scales act.
     inside
         for each listing, the group that acts inside its channels and its channel at each of the positions; or None.
-    gates
-        the channels by whose scales the axis is multiplied too, listed in the same way; None where there are none.
+    beside
+        the channels by whose scales the axis is multiplied too, listed in the same way.
+    signed
+        whether the signs of its scales act alone.
     """
 
     action: AxisAction
     size: int
     listings: Sequence[tuple[str, np.ndarray]]
     order: np.ndarray | None
-    signs: "Axis | None" = None
     inverted: Sequence[bool] = ()
     inside: Sequence[tuple[str, np.ndarray] | None] = ()
-    gates: "Axis | None" = None
+    beside: Sequence["Axis"] = ()
+    signed: bool = False
 
     @classmethod
-    def of(cls, action: AxisAction, size: int, symmetry: Symmetry) -> "Axis":
+    def of(cls, action: AxisAction, size: int, symmetry: Symmetry, *, signed: bool = False) -> "Axis":
         """Return the action on an axis with this number of positions."""
-        signs = cls.of(replace(action, segments=action.signs, signs=()), size, symmetry) if action.signs else None
-        gates = [cls.of(replace(gate, gates=()), size, symmetry) for gate in action.acting[1:]]
+        beside = [
+            cls.of(replace(action, segments=segments, signs=(), gates=()), size, symmetry, signed=signs)
+            for signs, segments in zip((True, False), action.beside, strict=True)
+            if segments
+        ]
         found = listings(action, symmetry)
         listed_places, inverted = [(item.group, item.places) for item in found], [item.inverse for item in found]
         inside = [item.inside for item in found]
         listed = np.concatenate([places.ravel() for _, places in listed_places])
         if np.array_equal(listed, np.arange(listed.size)):
-            return cls(action, size, listed_places, None, signs, inverted, inside, gates[0] if gates else None)
+            return cls(action, size, listed_places, None, inverted, inside, beside, signed)
         rest = np.delete(np.arange(size), listed)
         order = np.argsort(np.concatenate([listed, rest]))
-        return cls(action, size, listed_places, order, signs, inverted, inside, gates[0] if gates else None)
+        return cls(action, size, listed_places, order, inverted, inside, beside, signed)
 
     @property
     def scaling(self) -> set[str]:
@@ -96,16 +99,15 @@ class Axis:
         return self._placed(parts, np.arange(self.size) if self.order is None else np.argsort(self.order), like)
 
     def factors(self, scales: PerGroup) -> Any | None:
-        """Return the scale at every position, (K, size), times gates and signs; None where nothing is scaled."""
-        factors, signs = self._scale_factors(scales), None
-        if self.gates is not None and (gates := self.gates.factors(scales)) is not None:
-            factors = gates if factors is None else factors * gates
-        if self.signs is not None:
-            acting = {name: scales[name] for name, _ in self.signs.listings if name in scales}
-            signs = self.signs.factors({name: array_namespace(scale).sign(scale) for name, scale in acting.items()})
-        if factors is None or signs is None:
-            return signs if factors is None else factors
-        return factors * signs
+        """Return the scale at every position, (K, size), times those beside it; None where nothing is scaled."""
+        if self.signed:
+            acting = {name: scales[name] for name, _ in self.listings if name in scales}
+            scales = {name: array_namespace(scale).sign(scale) for name, scale in acting.items()}
+        factors = self._scale_factors(scales)
+        for axis in self.beside:
+            if (found := axis.factors(scales)) is not None:
+                factors = found if factors is None else factors * found
+        return factors
 
     def _scale_factors(self, scales: PerGroup) -> Any | None:
         acting = [name for name in self._names if name in scales]

@@ -174,7 +174,7 @@ def _blocks_of(group: str, symmetry: Symmetry) -> Wreath:
 
 def _with_inner_groups(action: AxisAction, symmetry: Symmetry) -> AxisAction:
     """Return the action with the groups inside channels in place of those that have them inside."""
-    segments = [segment for segment in action.segments if segment.within is None]
+    segments = list(action.without_others_inside.segments)
     if len(segments) == len(action.segments):
         return action
     for item in listings(action, symmetry):

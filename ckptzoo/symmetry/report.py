@@ -42,6 +42,10 @@ class Report:
 
     __repr__ = brief_repr
 
+    def __getitem__(self, rows: np.ndarray) -> "Report":
+        """The report of some of the checkpoints, a copy."""
+        return Report(*(getattr(self, field.name)[rows] for field in fields(self)))
+
     @classmethod
     def blank(cls, K: int) -> "Report":
         """The report of K checkpoints in which nothing has been looked at.

@@ -123,7 +123,7 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
                 found.unsigned[:] |= ((sign == 0) & ((size != 0) | _takes_sign(group, moments))).any(axis=1)
             scale = np.where(sign == 0, 1.0, sign) * scale
         found.scales[group.id] = scale
-        if not normalised or group.scale == "sign":
+        if not normalised or not group.resizes:
             silent[group.id] = quiet | undetermined
             if undetermined.any():
                 unknown = scaling - found.scales.keys()

@@ -1,8 +1,11 @@
 """Comparisons that processes share: the same result for any number of shares, blocks that are damaged or of others."""
 
+import errno
 import json
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import numpy as np
 import pytest
 
 import ckptzoo
+from ckptzoo.cli import derive as cli_derive
 from ckptzoo.derive import described_rows, duplicates
 from ckptzoo.derive.near_copies import near_copies, outputs
 from ckptzoo.errors import IntegrityError, ZooError
@@ -191,6 +195,37 @@ def test_without_torch_the_weights_are_shared_alone(
     ended = cli("dedupe", zoo, "--saved", tmp_path / "kept", "--share", "0/1")
     assert ended.code == 0 and "5 of 5 blocks" in ended.out, ended
     assert cli("dedupe", zoo, "--saved", tmp_path / "kept").out == alone.out
+
+
+def test_what_is_printed_is_bounded(cli: Any, zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = weights_of(4, 5)
+    copies = {name: np.concatenate([array[[0, 0, 0, 1, 1, 1]], array[2:4]]) for name, array in weights.items()}
+    with ckptzoo.append(zoo) as writer:
+        writer.add(copies, [{"id": f"copy{at}"} for at in range(8)])
+    whole = json.loads(cli("dedupe", zoo, "--json").out)
+    assert [len(group["ids"]) for group in whole["groups"]] == [2, 3, 3]
+    assert whole["outputs"]["found"] == len(whole["outputs"]["near"]) > 7
+    monkeypatch.setattr(cli_derive, "_MAX_PAIRS", 2)
+    monkeypatch.setattr(cli_derive, "_MAX_NAMED", 2)
+    lines = cli("dedupe", zoo).out.splitlines()
+    assert lines[:3] == ["the same: 0, 22", "the same: copy0, copy1, and 1 more", "1 more group; --json lists all."]
+    monkeypatch.setattr(cli_derive, "_MAX_PAIRS", 0)
+    others = len(whole["outputs"]["near"]) - 7
+    assert f"{others} more pair{'s' if others > 1 else ''}; --json lists the nearest" in cli("dedupe", zoo).out
+
+
+def test_a_full_disk_is_said(zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class _Full:
+        def write(self, data: Any) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    @contextmanager
+    def full(dir: Path) -> Iterator[_Full]:
+        yield _Full()
+
+    monkeypatch.setattr(described_rows.tempfile, "TemporaryFile", full)
+    with pytest.raises(OSError, match=r"No space left on device\. .*kept"):
+        near_copies(ckptzoo.open(zoo), saved_in=tmp_path / "kept")
 
 
 def test_what_is_refused(cli: Any, zoo: Path, tmp_path: Path) -> None:

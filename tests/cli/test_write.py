@@ -156,6 +156,16 @@ def test_compact_writes_a_snapshot(cli: Any, optunets: Any) -> None:
     assert cli("compact", path).out == ended.out
 
 
+def test_compact_merges_parts_into_another_zoo(cli: Any, optunets: Any, tmp_path: Path) -> None:
+    path, _ = optunets
+    for option in (("--merge-parts",), ("--to", tmp_path / "new")):
+        ended = cli("compact", path, *option)
+        assert ended.code == 2 and "expected --merge-parts and --to NEWZOO together" in ended.err.replace("\n", " ")
+    ended = cli("compact", path, "--merge-parts", "--to", tmp_path / "new")
+    assert ended.code == 0 and f"{tmp_path / 'new'}/parts: 1 part from" in ended.out.replace("\n", ""), ended
+    assert ckptzoo.open(tmp_path / "new").ids == ckptzoo.open(path).ids
+
+
 def test_compact_of_an_empty_zoo(cli: Any, tmp_path: Path) -> None:
     ckptzoo.create(tmp_path / "empty", arch=ckptzoo.Architecture("a", (ckptzoo.Tensor("w", (2,)),)))
     ended = cli("compact", tmp_path / "empty", "--index")

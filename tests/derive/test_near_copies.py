@@ -1,6 +1,7 @@
 """Copies that were rounded, shifted or covered with noise, among members that were trained independently."""
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,15 @@ from scipy.special import softmax
 
 import ckptzoo
 from ckptzoo import archs
-from ckptzoo.derive.near_copies import Points, near_copies, points, seeded_inputs
+from ckptzoo.derive import described_rows
+from ckptzoo.derive.near_copies import Points, near_copies, outputs, points, seeded_inputs
 from ckptzoo.errors import ZooError
+from ckptzoo.symmetry import GroupElement, apply
+from ckptzoo.symmetry.identity import neighbours
 
 CARD = Path(__file__).parents[2] / "cards" / "mnist-optunet"
 ARCH = archs.architecture("optunet")
+TABLE = archs.symmetry("optunet")
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +66,46 @@ def test_planted_copies_are_found_among_2048_and_no_independent_pair(
     assert all(re.sub(r"\D", "", first) == re.sub(r"\D", "", second) for first, second in pairs - expected)
     assert len(pairs) == 6 * 32 and found.compared == 2048 + 96
     assert 0.01 < found.threshold < 0.05 and found.pairs[-1].distance < found.threshold
+
+
+def permuted(weights: dict[str, np.ndarray], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """With scales too."""
+    element = GroupElement.random(TABLE, len(weights["fc.bias"]), rng)
+    moved = apply(element, weights, TABLE)
+    return {name: np.asarray(moved[name]).astype(array.dtype) for name, array in weights.items()}
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("seed", range(3))
+def test_near_copies_are_those_of_all_pairs(
+    members: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Of random zoos with copies of several kinds, also copies of copies, whatever fits into memory at a time."""
+    rng = np.random.default_rng(seed)
+    weights = {name: array[rng.choice(2048, 60, replace=False)] for name, array in members.items()}
+    for disguise in rng.permutation(np.array([half, noise, shift, permuted, permuted], object)):
+        some = rng.integers(0, len(weights["fc.bias"]), rng.integers(1, 12))
+        copied = disguise({name: array[some] for name, array in weights.items()}, rng)
+        weights = {name: np.concatenate([array, copied[name]]) for name, array in weights.items()}
+    count = len(weights["fc.bias"])
+    with ckptzoo.create(tmp_path / "zoo", arch=ARCH) as writer:
+        writer.add(weights, [{"id": f"m{at}"} for at in rng.permutation(count)])
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    monkeypatch.setattr(described_rows, "BLOCK_ROWS", int(rng.integers(5, count)))
+    values = outputs(zoo).arrays()["values"].astype(np.float64)
+    for name, sizes in {"LEAF": (2, 9), "NUMBERS": (640, 6400), "SAMPLE": (3, 256)}.items():
+        monkeypatch.setattr(neighbours, name, int(rng.integers(*sizes)))
+    found = near_copies(zoo)
+    distances = np.linalg.norm(values[:, None] - values, axis=2)
+    near = np.argwhere(np.triu(distances < found.threshold, 1)).tolist()
+    assert len(near) >= count - 60 and found.found == len(near)
+    assert {frozenset(pair.ids) for pair in found.pairs} == {frozenset(zoo.ids[at] for at in pair) for pair in near}
+    assert [pair.distance for pair in found.pairs] == sorted(distances[tuple(pair)] for pair in near)
+    # the nearest stay where fewer are listed
+    monkeypatch.setattr(sys.modules[Points.__module__], "MAX_PAIRS", 5)
+    few = near_copies(zoo)
+    assert few.found == found.found and len(few.pairs) == 5
+    assert [pair.distance for pair in few.pairs] == [pair.distance for pair in found.pairs[:5]]
 
 
 def test_trained_members_are_not_near() -> None:
@@ -117,7 +162,8 @@ def test_pairs_of_one_origin_do_not_count() -> None:
     assert many.threshold() == pytest.approx(0.1 * np.quantile(distances, 0.01))
     many.values[5] = many.values[0]  # of another origin
     many.values[2] = many.values[1]  # of the same
-    (pair,) = many.near(many, 1e-3)
+    (pair,), count = many.near(many, 1e-3)
+    assert count == 1
     assert pair.ids == ("0", "5") and pair.distance == 0
 
 
@@ -126,13 +172,13 @@ def test_copies_do_not_make_copies_seem_independent() -> None:
     alone = synthetic(12, rng)
     values = np.concatenate([alone.values, *3 * [alone.values + 1e-6]])
     crowded = Points(tuple(map(str, range(48))), np.arange(48).astype(object), values)
-    assert crowded.threshold() == pytest.approx(alone.threshold()) and len(crowded.near(crowded, 1e-3)) == 12 * 6
+    assert crowded.threshold() == pytest.approx(alone.threshold()) and crowded.near(crowded, 1e-3)[1] == 12 * 6
 
 
 def test_outputs_that_are_not_finite_are_near_to_nothing() -> None:
     some = synthetic(20, np.random.default_rng(4))
     some.values[3] = np.nan
-    assert some.threshold() is not None and some.near(some, 1e-3) == []
+    assert some.threshold() is not None and some.near(some, 1e-3)[0] == []
 
 
 def test_too_few_members_and_networks_without_a_function(tmp_path: Path) -> None:

@@ -1,14 +1,23 @@
 """What a writer says and leaves behind where a script goes wrong."""
 
+import errno
+import itertools
 import os
+import tracemalloc
+import warnings
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, UnknownNameError, ZooError
+from ckptzoo.format import part as part_module
+from ckptzoo.format import table
+from ckptzoo.format import writer as writer_module
+from ckptzoo.schema import layout
 from tests.conftest import MIXED, rows_of, weights_of
 
 
@@ -157,6 +166,113 @@ def test_values_of_other_types_are_shown(tmp_path: Path, row: dict, expected: st
     writer = ckptzoo.create(tmp_path / "zoo", arch=MIXED)
     with pytest.raises(SpecError, match=expected):
         writer.add(weights_of(MIXED, 2), [{"id": "a"}, {"id": "b"} | row])
+
+
+def test_the_digest_of_a_part_takes_bounded_memory() -> None:
+    metadata = pa.table({"id": [f"run-{at:06d}" for at in range(40_000)], "unit": ["u" * 60] * 40_000})
+    tracemalloc.start()
+    try:
+        part_module.part_digest(metadata, table.INDEX_SCHEMA.empty_table(), {"kind": "raw"})
+        assert tracemalloc.get_traced_memory()[1] < 3 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def covered_by_snapshots(zoo: Path) -> int:
+    return max((int(file.name[:6]) for file in zoo.glob("snapshots/*")), default=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.sampled(4)
+def test_a_commit_reads_few_parts_and_repeats_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """By the same writer and by others, with snapshots and listings made and removed in between."""
+    rng, path = np.random.default_rng(seed), tmp_path / "zoo"
+    monkeypatch.setattr(writer_module, "SNAPSHOT_PARTS", 4)
+    names, read = list[str](), table.read_bytes
+    monkeypatch.setattr(table, "read_bytes", lambda path, **other: (names.append(str(path)), read(path, **other))[1])
+    writers = [ckptzoo.create(path, arch=MIXED)]
+    for count in range(16):
+        kind = rng.choice(["same", "new", "new", "new", "compact", "removed"])
+        names.clear()
+        covered = covered_by_snapshots(path)
+        if kind == "new":
+            writers.append(ckptzoo.append(path))
+        elif kind == "compact" and count:
+            ckptzoo.compact(path)
+        elif kind == "removed":
+            for file in path.glob("snapshots/*"):
+                file.unlink()
+            (path / "listing.json").unlink(missing_ok=True)
+        writer = writers[int(rng.integers(len(writers)))] if kind == "same" else writers[-1]
+        if count:
+            for row in ({"id": f"m{rng.integers(count)}"}, {"id": "x", "unit": f"u{rng.integers(count)}"}):
+                with pytest.raises(SpecError, match="there already"):
+                    writer.add(weights_of(MIXED, 1), [row])
+        writer.add(weights_of(MIXED, 1), [{"id": f"m{count}", "unit": f"u{count}"}])
+        writer.commit()
+        if kind == "new":
+            read_alone = len([name for name in names if name.endswith("metadata.parquet")])
+            # the parts that no snapshot covered, and where these were many the new one for the snapshot
+            assert read_alone <= (count - covered if count - covered <= 4 else 2 * (count - covered) + 1)
+            assert covered_by_snapshots(path) == (covered if count - covered <= 4 else count + 1)
+    assert ckptzoo.open(path).ids == [f"m{count}" for count in range(16)]
+    assert [problem for problem in ckptzoo.verify(path) if "listing" not in problem.location] == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled(3)
+def test_a_part_does_not_depend_on_how_many_rows_came_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(part_module, "_AT_A_TIME", 3)
+    monkeypatch.setattr(part_module, "_SPOOLED", 7)
+    rng, count = np.random.default_rng(seed), 45
+    weights, rows = weights_of(MIXED, count), rows_of(count)
+    contents = set[tuple[bytes, ...]]()
+    for trial in range(4):
+        path = tmp_path / f"zoo{trial}"
+        with ckptzoo.create(path, arch=MIXED) as writer:
+            cuts = [0, *sorted(rng.integers(0, count, rng.integers(0, 9)).tolist()), count]
+            for start, stop in itertools.pairwise(cuts):
+                writer.add({name: array[start:stop] for name, array in weights.items()}, rows[start:stop])
+        contents.add(tuple(file.read_bytes() for file in sorted(path.glob("parts/*/*"))))
+        assert len(list(path.glob("parts/*/*"))) == 3 and ckptzoo.verify(path) == []
+    assert len(contents) == 1
+    monkeypatch.undo()
+    with ckptzoo.create(tmp_path / "whole", arch=MIXED) as writer:
+        writer.add(weights, rows)
+    assert {path.name for path in tmp_path.glob("*/parts/*")} == {path.name for path in tmp_path.glob("whole/parts/*")}
+
+
+def test_a_snapshot_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "SNAPSHOT_PARTS", 1)
+    writer = ckptzoo.create(tmp_path / "zoo", arch=MIXED)
+    for count in range(4):
+        writer.add(weights_of(MIXED, 1), rows_of(1, count))
+        writer.commit()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(writer_module, "add_snapshot", full)
+    with ckptzoo.append(tmp_path / "zoo") as another:
+        another.add(weights_of(MIXED, 1), rows_of(1, 4))
+    assert len(ckptzoo.open(tmp_path / "zoo")) == 5
+
+
+def test_the_limit_of_parts_is_said_before_it_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "MANY_PARTS", 2)
+    writer = ckptzoo.create(tmp_path / "zoo", arch=MIXED)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for count in range(5):
+            writer.add(weights_of(MIXED, 1), rows_of(1, count))
+            writer.commit()
+            assert len(caught) == (count >= 2)
+    expected = "zoo/parts: parts: expected at most 10,000, the entries of a folder on a hub, got 3. Write a zoo of few"
+    assert str(caught[0].message).startswith(expected) and "--merge-parts --to NEWZOO" in str(caught[0].message)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import ckptzoo
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
 from ckptzoo.format import table
+from ckptzoo.format import verify as verify_module
 from ckptzoo.format.files import Folder
 from ckptzoo.format.header import CODES, lay_out
 from ckptzoo.format.part import part_digest, read_part, read_rows
@@ -50,6 +51,69 @@ def sound(make_zoo):
     ckptzoo.compact(path)
     assert ckptzoo.verify(path) == []
     return path
+
+
+@given(st.data())
+def test_digests_of_parts_are_those_of_one_document(data):
+    """Whatever number of values is in memory at a time."""
+    cells = {
+        "a": st.none() | st.text(max_size=3),
+        "b": st.none() | st.floats() | st.sampled_from([float("nan"), float("inf")]),
+        "sha256": st.binary(min_size=2, max_size=2),
+        "t": st.none() | st.datetimes(),
+    }
+    count = data.draw(st.integers(0, 9))
+    rows = pa.table({name: data.draw(st.lists(cell, min_size=count, max_size=count)) for name, cell in cells.items()})
+    rows = rows.cast(
+        pa.schema([("a", pa.string()), ("b", pa.float64()), ("sha256", pa.binary()), ("t", table.TYPES["timestamp"])])
+    )
+    facts = {"kind": "raw", "examples": 3}
+    plain = {name: [None if value is None else value for value in rows[name].to_pylist()] for name in ("a", "b")}
+    plain |= {"sha256": [value.hex() for value in rows["sha256"].to_pylist()]}
+    plain |= {"t": rows["t"].cast(pa.int64()).to_pylist()}
+    expected = digest_of({"rows": plain, "index": plain, "facts": facts})
+    with pytest.MonkeyPatch.context() as patch:
+        for size in (1, 4, 100):
+            patch.setattr(table, "_PLAIN", size)
+            assert part_digest(rows, rows, facts) == expected
+
+
+def test_what_is_found_in_shards_does_not_depend_on_how_they_are_read(tmp_path, monkeypatch):
+    zoo = tmp_path / "zoo"
+    writer = ckptzoo.create(zoo, arch=MIXED)
+    for part in range(3):
+        writer.add(weights_of(MIXED, 40), rows_of(40, 40 * part))
+        writer.commit()
+    rng = random.Random(1)
+    for path in sorted(zoo.rglob("raw-*"))[:2]:
+        data = bytearray(path.read_bytes())
+        for at in rng.sample(range(len(data) // 2, len(data)), 2):
+            data[at] ^= 1
+        path.write_bytes(data)
+    expected = {str(problem) for problem in ckptzoo.verify(zoo)}
+    assert len(expected) >= 4
+    for chunk, task, ahead in ((7, 100, 1), (64, 1, 2), (1000, 3000, 128), (2**20, 0, 3)):
+        monkeypatch.setattr(verify_module, "_CHUNK", chunk)
+        monkeypatch.setattr(verify_module, "_TASK_BYTES", task)
+        monkeypatch.setattr(verify_module, "_AHEAD", ahead)
+        assert {str(problem) for problem in ckptzoo.verify(zoo)} == expected
+
+
+def test_a_part_is_read_once(tmp_path, monkeypatch):
+    """With variants and tombstones, so that the time is that of the parts."""
+    zoo = tmp_path / "zoo"
+    writer = ckptzoo.create(zoo, arch=MIXED)
+    for part in range(8):
+        writer.add(weights_of(MIXED, 1), rows_of(1, part))
+        writer.commit()
+    ckptzoo.retract(zoo, ["m00005"], reason="a test")
+    names, read = list[str](), table.read_bytes
+    monkeypatch.setattr(
+        table, "read_bytes", lambda path, **options: (names.append(str(path)), read(path, **options))[1]
+    )
+    assert ckptzoo.verify(zoo) == []
+    tables = [name for name in names if name.endswith(".parquet")]
+    assert len(tables) == 18 and len(set(tables)) == len(tables)
 
 
 @pytest.mark.slow

@@ -1,10 +1,11 @@
-"""A kind of symmetry that the package does not know, cyclic shifts of channels, added by one class and one line.
+"""Kinds of symmetry that the package does not know, cyclic shifts and triangular matrices, each one class and one line.
 
-The hidden channels of this network go around a circle: each is mixed with its neighbours by a kernel that is the same
-everywhere, so that a shift of all channels leaves the function, and another permutation does not.
+The hidden channels of the first network go around a circle: each is mixed with its neighbours by a kernel that is the
+same everywhere, so that a shift of all channels leaves the function, and another permutation does not. In the second
+one, nothing treats the channels of a narrow layer one by one, so that any invertible matrix keeps the function, and
+the triangular ones among them are declared.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,11 +16,13 @@ import ckptzoo
 from ckptzoo.derive import declare, dedupe
 from ckptzoo.errors import SymmetryError
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.schema.groups import AxisAction, Group, Like, Perm, Segment, Sym
+from ckptzoo.schema.groups import MATRICES, AxisAction, Fixed, Group, Like, Perm, Segment, Sym
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, align, apply, canonicalize, count, orbits
 from ckptzoo.symmetry.kinds.kind import Counts, PermutationKind, Shared, Ties, refused
-from ckptzoo.symmetry.kinds.registry import PERMUTATIONS
+from ckptzoo.symmetry.kinds.matrix import Basis, Matrix, matrix_shape
+from ckptzoo.symmetry.kinds.registry import FACTORS, PERMUTATIONS
+from ckptzoo.symmetry.matrix_action import Arrays, joined_rows
 from ckptzoo.symmetry.transpositions import most_transpositions
 
 N = 6
@@ -64,12 +67,46 @@ class Shifts(PermutationKind):
         return (ranks.argmin() + np.arange(group.n)) % group.n
 
 
+class Triangular(Matrix):
+    """Lower triangular matrices L with a positive diagonal; of ``A = L Q`` with orthonormal rows of Q a gauge takes Q."""
+
+    among = "positive"
+    whitens = True
+
+    def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
+        made = np.tril(spread * rng.standard_normal((K, *matrix_shape(group))), -1)
+        return made + np.exp(spread * rng.standard_normal(made.shape[:-1]))[..., None] * np.eye(made.shape[-1])
+
+    def check_matrices(self, what: str, value: np.ndarray) -> None:
+        diagonal = np.diagonal(value, axis1=-2, axis2=-1)
+        if not (diagonal > 0).all() or np.abs(np.triu(value, 1)).max(initial=0) > 1e-12 * np.abs(value).max():
+            raise refused(what, "a lower triangular matrix with a positive diagonal", "another one")
+
+    def dimensions(self, group: Group) -> int:
+        return group.n * (group.n + 1) // 2
+
+    def best(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        return np.broadcast_to(np.eye(group.n), gains.shape)
+
+    def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
+        return np.trace(gains, axis1=-2, axis2=-1)
+
+    def settle(self, group: Group, arrays: Arrays, symmetry: Symmetry, precision: float) -> Basis:
+        written = joined_rows(arrays, group, symmetry, inverted=False)
+        _, upper = np.linalg.qr(written.swapaxes(-1, -2))
+        upper = upper * np.sign(np.diagonal(upper, axis1=-2, axis2=-1))[..., None]
+        none = np.zeros(upper.shape[:2], np.int64)
+        left = np.tril(np.linalg.inv(upper.swapaxes(-1, -2)))
+        return Basis(left, upper, np.ones(none.shape), none, np.zeros(none.shape, bool))
+
+
 @pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    """The one line, for the time of a test."""
-    PERMUTATIONS[Cyclic] = Shifts()
-    yield
-    del PERMUTATIONS[Cyclic]
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of the registry, and the names that tables may have, for the time of a test."""
+    monkeypatch.setitem(PERMUTATIONS, Cyclic, Shifts())
+    monkeypatch.setitem(FACTORS, "triangular", Triangular())
+    for module in ("groups", "symmetry_checks"):
+        monkeypatch.setattr(f"ckptzoo.schema.{module}.MATRICES", (*MATRICES, "triangular"))
 
 
 def _table() -> Symmetry:
@@ -196,3 +233,59 @@ def test_disguised_copies_in_a_zoo_are_found(tmp_path: Path) -> None:
 def _shifted(weights: dict[str, np.ndarray], shift: int) -> dict[str, np.ndarray]:
     axes = {"W1": 1, "b1": 1, "scale": 1, "W2": 2}
     return {name: np.roll(array, shift, axes[name]) if name in axes else array for name, array in weights.items()}
+
+
+def _flag() -> Symmetry:
+    """A narrow layer, and a hidden one of the usual kind that reads it."""
+    return Symmetry(
+        (Group("narrow", 4, Fixed(), "triangular"), Group("plain", 6, Sym(), "positive")),
+        (
+            AxisAction("W1", 0, (Segment("narrow", 0, 1, 4),), 1, True, "out"),
+            AxisAction("b1", 0, (Segment("narrow", 0, 1, 4),), 1, False, "bias"),
+            AxisAction("W2", 1, (Segment("narrow", 0, 1, 4),), -1, True, "in"),
+            AxisAction("W2", 0, (Segment("plain", 0, 1, 6),), 1, True, "out"),
+            AxisAction("b2", 0, (Segment("plain", 0, 1, 6),), 1, False, "bias"),
+            AxisAction("W3", 1, (Segment("plain", 0, 1, 6),), -1, True, "in"),
+        ),
+    )
+
+
+def _narrow(K: int, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = {"W1": (4, 5), "b1": (4,), "W2": (6, 4), "b2": (6,), "W3": (2, 6)}
+    return {name: rng.standard_normal((K, *shape)) for name, shape in shapes.items()}
+
+
+def _values(weights: dict[str, np.ndarray]) -> np.ndarray:
+    """Outputs of all K networks on the same inputs: ``W3 relu(W2 (W1 x + b1) + b2)``."""
+    x = np.random.default_rng(99).standard_normal((5, 7))
+    first = weights["W1"] @ x + weights["b1"][..., None]
+    return weights["W3"] @ np.maximum(weights["W2"] @ first + weights["b2"][..., None], 0)
+
+
+def test_copies_by_a_new_kind_of_matrices_have_one_canonical_form() -> None:
+    table, weights, values = _flag(), _narrow(8, 0), _values(_narrow(8, 0))
+    g, h = (GroupElement.random(table, 8, np.random.default_rng(seed), spread=0.3) for seed in (1, 2))
+    for element in (g, h, g.compose(h), g.inverse()):
+        element.check(table)
+        np.testing.assert_allclose(_values(apply(element, weights, table)), values, rtol=1e-9, atol=1e-9)
+    assert count(table).continuous == (("scales", 6), ("triangular", 10))
+    one, two = (canonicalize(apply(element, weights, table), table) for element in (g, h))
+    assert one.report.gauged.all() and not one.report.unresolved.any()
+    for made, element in ((one, g), (two, h)):
+        made.element.check(table)
+        np.testing.assert_allclose(_values(made.weights), values, rtol=1e-9, atol=1e-9)
+        again = apply(made.element, apply(element, weights, table), table)
+        for name, array in made.weights.items():
+            np.testing.assert_allclose(again[name], array, rtol=1e-9, atol=1e-9)
+    for name, array in one.weights.items():
+        np.testing.assert_allclose(array, two.weights[name], rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(
+        one.weights["W1"] @ one.weights["W1"].swapaxes(1, 2), np.tile(np.eye(4), (8, 1, 1)), atol=1e-12
+    )
+    other = canonicalize(_narrow(8, 3), table).weights["W2"]
+    assert (np.abs(other - one.weights["W2"]).max(axis=(1, 2)) > 0.01).all()
+    wrong = GroupElement.identity(table, 8)
+    wrong.matrices["narrow"][:, 0, 0, 1] = 1
+    with pytest.raises(SymmetryError, match="expected a lower triangular matrix with a positive diagonal"):
+        wrong.check(table)

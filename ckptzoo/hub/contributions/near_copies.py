@@ -64,7 +64,7 @@ def check_near_copies(
             theirs = points(target.zoo, inputs, module=network, progress=progress)
             mine = points(kept, inputs, module=network)
             threshold = theirs.threshold()
-            pairs = [] if threshold is None else [*mine.near(mine, threshold), *mine.near(theirs, threshold)]
+            pairs = [] if threshold is None else [*mine.near(mine, threshold)[0], *mine.near(theirs, threshold)[0]]
         else:
             threshold, pairs = _by_stored_outputs(kept, target.zoo, network, data, own)
     except ZooError as error:
@@ -105,16 +105,16 @@ def _by_stored_outputs(
     own = points(mine, inputs, others, module=network)
     # outputs are stored in float16, which moves a checkpoint by less than the threshold
     candidates: dict[str, list[str]] = {}
-    for pair in own.near(stored, 2 * threshold):
+    for pair in own.near(stored, 2 * threshold)[0]:
         nearest = candidates.setdefault(pair.ids[0], [])
         if len(nearest) < MAX_CANDIDATES:
             nearest.append(pair.ids[1])
-    pairs = own.near(own, threshold)
+    pairs, _ = own.near(own, threshold)
     chosen = kept.where(("id", "in", sorted({name for names in candidates.values() for name in names})))
     if len(chosen):
         scaled = stored_inputs(theirs, name, chosen, data=data, own=own_inputs)
         shown = [(ids, images[:INPUTS]) for ids, images in scaled.others]
-        pairs += own.near(points(chosen, scaled.inputs[:INPUTS], shown, module=network), threshold)
+        pairs += own.near(points(chosen, scaled.inputs[:INPUTS], shown, module=network), threshold)[0]
     return threshold, sorted(pairs, key=lambda pair: (pair.distance, pair.ids))
 
 

@@ -13,9 +13,9 @@ from typing import IO, Any
 from ckptzoo.errors import Problem, RemoteError, ZooError
 from ckptzoo.hub.imports.sources import ImportSource, SourceFile, WholeSource, natural, open_blob, open_path
 from ckptzoo.remote import http
-from ckptzoo.remote.address import HubAddress, WebAddress, candidates, model_address
+from ckptzoo.remote.address import MAIN, HubAddress, WebAddress, candidates, model_address
 from ckptzoo.remote.http import Connections
-from ckptzoo.remote.hub_store import HubStore, hub_address
+from ckptzoo.remote.hub_store import COMMIT, HubStore, hub_address
 from ckptzoo.remote.retry import RetryPolicy, read_range, retry
 from ckptzoo.remote.stores import CancelToken, FileEntry, Store
 from ckptzoo.remote.web_store import StaticStore
@@ -71,10 +71,10 @@ def _of_web(url: str) -> WholeSource:
 def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> ImportSource:
     repository = replace(place, folder="")
     store = HubStore.opened(repository, retry_policy=RetryPolicy(), endpoint=endpoint, token=token)
-    address = hub_address(place, store.endpoint)
+    address = hub_address(place, store.endpoint, revision=place.revision)
     if place.folder in store.entries:
         source = open_blob(_blob(store, place.folder, address))
-        source.repository = hub_address(repository, store.endpoint)
+        source.repository = hub_address(repository, store.endpoint, revision=place.revision)
         return source
     inside = f"{place.folder}/" if place.folder else ""
     names = [name for name in store.entries if name.startswith(inside)]
@@ -82,7 +82,7 @@ def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> Impor
         step = "Check the path; the repository's page lists its files."
         raise ZooError(Problem(address, "source", "a folder or a file of the repository", "nothing", step))
     source = RepositorySource(store, address, inside, names)
-    source.repository = hub_address(repository, store.endpoint)
+    source.repository = hub_address(repository, store.endpoint, revision=place.revision)
     return source
 
 
@@ -92,7 +92,10 @@ def _blob(store: Store, name: str, address: str) -> WholeSource:
 
 
 class RepositorySource(ImportSource):
-    """A folder of a repository."""
+    """A folder of a repository; paths begin with the name of its branch or tag, where that is not ``main``.
+
+    Revisions are often steps of a training run, which have the same files: EleutherAI/pythia-70m@step1000.
+    """
 
     is_local = False
     is_reopened = True
@@ -101,12 +104,14 @@ class RepositorySource(ImportSource):
         name = (inside.rstrip("/") or store.place.repo).rpartition("/")[2]
         super().__init__(address, name, sum(store.entries[name].size for name in names))
         self._store, self._inside, self._names = store, inside, sorted(names, key=natural)
+        revision = store.place.revision
+        self._branch = "" if revision == MAIN or COMMIT.fullmatch(revision) else f"{revision}/"
 
     def files(self) -> Iterator[SourceFile]:
         self.position = 0
         for name in self._names:
             entry = self._store.entries[name]
-            yield SourceFile(name.removeprefix(self._inside), entry.size, self._opener(name))
+            yield SourceFile(self._branch + name.removeprefix(self._inside), entry.size, self._opener(name))
             self.position += entry.size
 
     def _opener(self, name: str) -> Any:

@@ -34,10 +34,12 @@ def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: T
     ending = re.compile(rf"(.*/)?{re.escape(source.name)}(-\d+)?")
     for label in sorted(filter(ending.fullmatch, target.sources), key=lambda name: (len(name), name)):
         repositories = target.repositories(label)
-        if source.repository and repositories:
-            if source.repository in repositories:
-                return label
-        elif (is_same := _is_same(source, label, adapter, options, target, reader)) or (
+        if source.repository in repositories:
+            return label
+        others = source.repository and {_repository(other) for other in repositories}
+        if others and _repository(source.repository) not in others:
+            continue
+        if (is_same := _is_same(source, label, adapter, options, target, reader)) or (
             is_same is None and label == source.name
         ):
             return label
@@ -46,9 +48,15 @@ def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: T
     return next(label for label in _labels(source) if identifier(label) not in taken)
 
 
+def _repository(address: str) -> str:
+    """Return the address of a repository without its revision, which may contain slashes."""
+    repository, at, hub = address.partition(" at ")
+    return repository.partition("@")[0] + at + hub
+
+
 def _labels(source: OpenedSource) -> Iterator[str]:
     yield source.name
-    repository = source.repository.partition(" at ")[0] or source.address.partition("?")[0]
+    repository = source.repository.partition(" at ")[0].partition("@")[0] or source.address.partition("?")[0]
     parts = [part for part in repository.partition("://")[2].split("/") if part]
     parent = Path(repository).resolve().parent.name if "://" not in repository else parts[-2] if len(parts) > 1 else ""
     longer = f"{parent.partition('@')[0]}/{source.name}" if parent else source.name

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -179,13 +178,13 @@ class PulledParts:
         """Return the number of checkpoints in a tree."""
         return len(self._ids.get(tree, ()))
 
-    def add(self, tree: str, rows: list[dict[str, Any]]) -> None:
+    def add(self, tree: str, rows: pa.Table) -> None:
         """Register the rows of a part that is about to appear.
 
         Raises ``ZooError`` where the folder has one of the checkpoints in a part that was not pulled.
         """
         known = self._ids.setdefault(tree, set())
-        ids = {str(row["id"]) for row in rows}
+        ids = set(rows["id"].to_pylist())
         if tree.removeprefix(f"{DERIVED}/") not in layout.ROWS_ALONE and (repeated := sorted(ids & known)):
             got = f"{len(repeated)} that this folder has from elsewhere, such as {repeated[0]!r}"
             step = "Pull into another folder."

@@ -93,7 +93,7 @@ def mirror(
             for group in grouped(remote, paths):
                 for part, rows in copier.fetch(group):
                     with locked(root):
-                        pulled.add(part.tree, rows.select(["id"]).to_pylist())
+                        pulled.add(part.tree, rows)
                         move_into_zoo(destination.staged_parts / part.path, root / part.path)
             if selection.is_everything:
                 _copy_snapshot(files, destination)

@@ -43,7 +43,7 @@ BATCH_BYTES = 64 * 2**20
 _ELEMENT_THREADS = 8
 """A group element has no stream, so its tensors are read side by side."""
 
-CheckRows = Callable[[str, list[dict[str, Any]]], None]
+CheckRows = Callable[[str, pa.Table], None]
 """A function of the tree and the rows of a part, called before it appears; it raises if they must not go in."""
 
 

@@ -125,6 +125,7 @@ def plan_push(
     added = [batch_of(not_stored(part.files, stored), part.path) for part in incomplete]
     there, parts = listing or RevisionListing("", {}), [*complete, *incomplete]
     files = merged_files(repository, there, parts, local.documents | local.card_files)
+    _check_room(repository.name, files, {part.part.tree for part in incomplete})
     last, notes = _card_batch(local, repository, there, files)
     if snapshot:
         last = last.merge(snapshot_batch(repository, there, parts))
@@ -315,6 +316,14 @@ def _check_same_bytes(location: str, missing: dict[str, LocalFile], stored: dict
             expected = f"{missing[name].size} bytes with sha256 {missing[name].sha256}"
             got = f"{stored[name].size} bytes with {stored[name].sha256 or stored[name].oid}"
             raise HubError(Problem(location, name, expected, got, step))
+
+
+def _check_room(location: str, files: OverlayFiles, trees: Iterable[str]) -> None:
+    """Refuse parts that would make a folder larger than a hub's may be."""
+    for tree in sorted(trees):
+        count = sum(layout.PART_NAME.fullmatch(name) is not None for name in files.listed(tree))
+        if problem := layout.folder_problem(f"{location}/{tree}", count):
+            raise HubError(problem)
 
 
 def _is_there_renumbered(trees: dict[str, Tree], part: LocalPart) -> bool:

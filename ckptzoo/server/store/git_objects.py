@@ -7,8 +7,10 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ckptzoo.server.errors import Refusal
+from ckptzoo.server.kept import ENTRY_BYTES, Kept
 from ckptzoo.server.store.database import ROW_BYTES
 
 # Without the 0 before 40000 that git ls-tree shows: the bytes of a tree have none.
@@ -17,6 +19,10 @@ _FOLDER, _FILE = "40000", "100644"
 _SHA1_BYTES = 20
 _QUERY_IDS = 500
 """Files that one query asks for; older versions of SQLite take at most 999 variables."""
+_KEPT_BYTES = 32 * 2**20
+"""The maximum of memory for folders that were read: each request asks for one of a zoo's thousands of parts by path."""
+_NODE_BYTES = 320
+"""Bytes of an entry in memory: its name, its id, a node, and its slot."""
 _POINTER_BYTES = 1024
 """The largest number of bytes of a pointer, by the Git LFS specification."""
 # The specification was at hawser.github.com before it was called Git LFS.
@@ -26,7 +32,7 @@ _POINTER_OID = re.compile(rb"^oid sha256:([0-9a-f]{64})\s*$", re.MULTILINE)
 _POINTER_SIZE = re.compile(rb"^size (\d{1,18})\s*$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """The entry of a name in a folder."""
 
@@ -126,6 +132,10 @@ class File:
         return len(pointer(self.sha256, self.size))
 
 
+# ids are digests, so that an entry holds in every transaction and for every database
+_KEPT: Kept[Mapping[str, Node]] = Kept(_KEPT_BYTES, lambda nodes: ENTRY_BYTES + _NODE_BYTES * len(nodes))
+
+
 class Trees:
     """The folders of every repository and the files of one, for as long as one transaction lasts.
 
@@ -139,16 +149,21 @@ class Trees:
 
     def __init__(self, connection: sqlite3.Connection, repository: int) -> None:
         self.connection, self._repository = connection, repository
-        self._nodes: dict[str, dict[str, Node]] = {}
+        # a folder that is too large to be kept is read once in a transaction
+        self._nodes: dict[str, Mapping[str, Node]] = {}
         self.written_bytes = 0
 
-    def nodes(self, oid: str | None) -> dict[str, Node]:
-        """Return the entries of one folder; None is an empty one."""
+    def nodes(self, oid: str | None) -> Mapping[str, Node]:
+        """Return the entries of one folder, which others may hold too; None is an empty one."""
+
+        def read() -> Mapping[str, Node]:
+            row = self.connection.execute("SELECT content FROM trees WHERE oid = ?", (oid,)).fetchone()
+            return MappingProxyType(tree_nodes(row["content"]))
+
         if oid is None:
             return {}
         if oid not in self._nodes:
-            row = self.connection.execute("SELECT content FROM trees WHERE oid = ?", (oid,)).fetchone()
-            self._nodes[oid] = tree_nodes(row["content"])
+            self._nodes[oid] = _KEPT.get(oid, read)
         return self._nodes[oid]
 
     def add(self, nodes: Mapping[str, Node]) -> str:

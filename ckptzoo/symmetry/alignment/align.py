@@ -23,8 +23,7 @@ from ckptzoo.symmetry.alignment.scale_fitting import ScaleFitter, least_scales, 
 from ckptzoo.symmetry.arrays import Stacked, as_array, beside, is_float, stack_of, stored_dtype, to_numpy
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.gauges import Canonical, canonicalize, gauge_named
-from ckptzoo.symmetry.matrices.blocks import balance_blocks
-from ckptzoo.symmetry.matrices.gauge import scales_depend_on_matrices
+from ckptzoo.symmetry.matrices.gauge import balance_blocks, scales_depend_on_matrices
 from ckptzoo.symmetry.matrix_action import unit_gains
 from ckptzoo.symmetry.nested import is_nested
 from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows

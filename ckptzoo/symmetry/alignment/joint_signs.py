@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Wreath
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.matrices.gauge import BLOCKS
+from ckptzoo.symmetry.kinds.registry import is_balanced
 
 Terms = Mapping[frozenset[str], NDArray[np.float64]]
 """The products of channels with a reference's, by the groups (none, one or two) whose signs multiply them."""
@@ -39,7 +39,7 @@ def signs_that_meet(symmetry: Symmetry) -> set[str]:
     for name in dict.fromkeys(action.tensor for action in symmetry.actions):
         for one, other in itertools.permutations(symmetry.actions_on(name), 2):
             beside = [symmetry[item] for item in other.groups]
-            if any(symmetry.leader(item.id).scale in BLOCKS or item.flips for item in beside):
+            if any(is_balanced(symmetry.leader(item.id)) or item.flips for item in beside):
                 found |= {item for item in one.groups if symmetry[item].flips}
     return found
 

@@ -1,6 +1,6 @@
 """Coordinate ascent over permutations, orthogonal matrices, phases and signs, for tables with matrices.
 
-On weights whose blocks are balanced (ckptzoo/symmetry/matrices/balance.py) what is left of an invertible matrix is an
+On weights whose blocks are balanced (ckptzoo/symmetry/kinds/linear.py) what is left of an invertible matrix is an
 orthogonal one, and of a complex number its phase, so that ``<A, g B>`` is to be maximised over a compact group, as in
 matching.py. While all other groups stay, ``C[i, j] = sum <a_i, b_j>`` over the slices of all tensors that a group acts
 on gives its best element:
@@ -44,10 +44,9 @@ from ckptzoo.symmetry.alignment.matching import Ascent, Improved, Matched, count
 from ckptzoo.symmetry.arrays import positions
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.kinds.assignment import assign, by_block, gained
-from ckptzoo.symmetry.kinds.orthogonal import procrustes
+from ckptzoo.symmetry.kinds.orthogonal import basis_of_stream, procrustes
 from ckptzoo.symmetry.kinds.permutation import block_move
 from ckptzoo.symmetry.kinds.registry import matrix_kind_of, within_blocks_of
-from ckptzoo.symmetry.matrices.gauge import basis_of_stream
 from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
 
 LEAST_FALL = 1e-6

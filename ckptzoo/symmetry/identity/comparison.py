@@ -21,8 +21,7 @@ from ckptzoo.symmetry.identity.invariants import Invariants, describe_blocks, in
 from ckptzoo.symmetry.identity.kinds import KINDS
 from ckptzoo.symmetry.identity.neighbours import apart
 from ckptzoo.symmetry.kinds.permutation import block_move
-from ckptzoo.symmetry.matrices.gauge import joined_rows
-from ckptzoo.symmetry.matrix_action import mixed_channels, multiply
+from ckptzoo.symmetry.matrix_action import joined_rows, mixed_channels, multiply
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import leaders, shape_of
 

@@ -1,22 +1,20 @@
 """Points that are close: sets that are apart from one another, the neighbours of one, and all close pairs."""
 
 from collections.abc import Iterator
-from itertools import cycle, product
+from itertools import cycle
 
 import numpy as np
 
 DIRECTIONS = 16
 """Coordinates in which pairs are looked for first."""
-SORTED = 3
-"""Coordinates by which points are sorted into cells."""
 SAMPLE = 256
-"""Points whose principal directions are taken."""
-MOST_CELLS = 2.0**20
-"""Cells along one coordinate, so that three fit into 64 bits."""
+"""Points whose principal directions are taken, and whose spread says along which coordinate points are halved."""
+LEAF = 256
+"""The maximum of points that are compared with all those around them."""
 PAIRS = 2**20
 """Pairs that are compared at a time."""
-NUMBERS = 2**22
-"""Coordinates of pairs that are compared at a time."""
+NUMBERS = 2**18
+"""Coordinates of points or of pairs that are computed with at a time: what fits into a core's cache."""
 
 
 def apart(points: np.ndarray, width: float, labels: np.ndarray | None = None) -> Iterator[np.ndarray]:
@@ -80,68 +78,116 @@ def close_pairs(
 
     Points that are not finite are near to nothing, and those with one label are no pair; where both are the same array
     each pair comes once. No projection makes a distance larger: points are projected onto the principal directions of
-    some, sorted into cells as wide as the distance in three of these, and compared with those of the cells around,
-    first in sixteen coordinates and then in all.
+    some, the first are halved along one coordinate after the other with those of the second around each half, and pairs
+    are compared first in sixteen coordinates and then in all. Points are read in blocks, so that they may be in a file.
     """
-    with np.errstate(all="ignore"):
-        sizes = [np.einsum("ij,ij->i", side, side) for side in (first, second)]
-        rows, places = (np.flatnonzero(np.isfinite(size)) for size in sizes)
-        if not distance > 0 or not len(rows) or not len(places):
-            return
-        directions = _directions(first, rows, second, places)
-        left, right = (first @ directions)[rows], (second @ directions)[places]
-    # rounding of projections may not leave out a pair at the edge
-    size = max(float(side[some].max()) for side, some in zip(sizes, (rows, places), strict=True)) ** 0.5
-    reach = distance * (1 + 1e-9) + 1e-12 * size
+    if not distance > 0 or not len(first) or not len(second):
+        return
+    sizes = [_sizes(side) for side in ((first,) if second is first else (first, second))]
+    rows, places = np.flatnonzero(np.isfinite(sizes[0])), np.flatnonzero(np.isfinite(sizes[-1]))
+    if not len(rows) or not len(places):
+        return
+    directions = _directions(first, rows, second, places)
+    left = _projected(first, rows, directions)
+    right = left if second is first else _projected(second, places, directions)
+    # the rounding of projections, which are kept in float32, may not leave out a pair at the edge
+    size = max(float(sizes[0][rows].max()), float(sizes[-1][places].max())) ** 0.5
+    reach = distance * (1 + 1e-9) + 2.0**-20 * size
     step = max(1, NUMBERS // first.shape[1])
-    for some, others in _in_near_cells(left, right, reach):
-        keep = labels[0][rows[some]] != labels[1][places[others]]
+    for some, others in _within(left, right, reach):
+        some, others = rows[some], places[others]
+        keep = labels[0][some] != labels[1][others]
         if second is first:
             keep &= some < others
-        for coordinates in (slice(0, SORTED), slice(0, None)):
-            some, others = some[keep], others[keep]
-            keep = np.square(left[some, coordinates] - right[others, coordinates]).sum(axis=1) <= reach**2
-        some, others = rows[some[keep]], places[others[keep]]
+        some, others = some[keep], others[keep]
         for start in range(0, len(some), step):
             one, other = some[start : start + step], others[start : start + step]
-            distances = np.linalg.norm(first[one] - second[other], axis=1)
+            distances = np.linalg.norm(np.subtract(first[one], second[other], dtype=np.float64), axis=1)
             near = distances < distance
             yield one[near], other[near], distances[near]
 
 
+def _blocks(points: np.ndarray) -> Iterator[slice]:
+    """Yield slices of points whose coordinates are in memory at a time."""
+    step = max(1, NUMBERS // max(1, points.shape[1]))
+    return (slice(start, start + step) for start in range(0, len(points), step))
+
+
+def _sizes(points: np.ndarray) -> np.ndarray:
+    """Return the squared norms (N,) of points."""
+    with np.errstate(all="ignore"):
+        blocks = (points[block].astype(np.float64) for block in _blocks(points))
+        return np.concatenate([np.einsum("ij,ij->i", block, block) for block in blocks])
+
+
+def _projected(points: np.ndarray, rows: np.ndarray, directions: np.ndarray) -> np.ndarray:
+    """Return the coordinates (rows, directions) of some points along directions, in float32."""
+    with np.errstate(all="ignore"):
+        found = np.concatenate([(points[block] @ directions).astype(np.float32) for block in _blocks(points)])
+    return found[rows] if len(rows) < len(points) else found
+
+
 def _directions(first: np.ndarray, rows: np.ndarray, second: np.ndarray, places: np.ndarray) -> np.ndarray:
     """Return orthonormal directions (D, up to 16) along which some of the points at these places are most spread."""
-    sides = ((first, rows), (second, places))
+    sides = ((first, rows),) if second is first else ((first, rows), (second, places))
     sample = np.concatenate(
         [side[some[np.linspace(0, len(some) - 1, min(len(some), SAMPLE)).astype(np.int64)]] for side, some in sides]
-    )
+    ).astype(np.float64)
     sample -= sample.mean(axis=0)
     _, vectors = np.linalg.eigh(sample @ sample.T)
     return np.linalg.qr(sample.T @ vectors[:, ::-1][:, :DIRECTIONS])[0]
 
 
-def _in_near_cells(left: np.ndarray, right: np.ndarray, width: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield pairs of places, a million at a time, with all pairs within a width in the first three coordinates."""
-    axes = min(SORTED, left.shape[1])
-    low = np.minimum(left[:, :axes].min(axis=0), right[:, :axes].min(axis=0))
-    spans = np.maximum(left[:, :axes].max(axis=0), right[:, :axes].max(axis=0)) - low
-    widths = np.maximum(width, spans / MOST_CELLS)
-    # one empty cell on each side keeps those around within their own row
-    counts = (spans // widths).astype(np.int64) + 3
-    strides = np.array([int(counts[axis + 1 :].prod()) for axis in range(axes)])
-    keys = [(((side[:, :axes] - low) // widths).astype(np.int64) + 1) @ strides for side in (left, right)]
-    rows, places = (np.argsort(key, kind="stable") for key in keys)
-    ordered, wanted = keys[1][places], keys[0][rows]
-    for offset in product((-1, 0, 1), repeat=axes - 1):
-        around = wanted + int(np.dot(offset, strides[:-1]))
-        starts, stops = np.searchsorted(ordered, around - 1), np.searchsorted(ordered, around + 1, side="right")
-        ends = np.cumsum(stops - starts)
-        start = 0
-        while start < len(rows):
-            before = int(ends[start - 1]) if start else 0
-            stop = max(start + 1, int(np.searchsorted(ends, before + PAIRS, side="right")))
-            lengths = (stops - starts)[start:stop]
-            if total := int(lengths.sum()):
-                inside = np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-                yield np.repeat(rows[start:stop], lengths), places[np.repeat(starts[start:stop], lengths) + inside]
-            start = stop
+def _within(left: np.ndarray, right: np.ndarray, reach: float) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield places of pairs, with all that are within reach of one another, and few others.
+
+    Each half of the points on the left goes on with those on the right that are within reach of it, until it has few
+    points, or is no wider than reach along any coordinate.
+    """
+    waiting = [(np.arange(len(left)), np.arange(len(right)))]
+    while waiting:
+        rows, places = waiting.pop()
+        axis, span = _widest(left, rows)
+        if len(rows) <= LEAF or span <= reach:
+            for start in range(0, len(rows), LEAF):
+                yield from _of_leaf(left, rows[start : start + LEAF], right, places, reach)
+            continue
+        values = left[rows, axis]
+        order = np.argpartition(values, len(rows) // 2)
+        line = right[places, axis]
+        for half in (order[: len(rows) // 2], order[len(rows) // 2 :]):
+            own = values[half]
+            around = places[(line >= float(own.min()) - reach) & (line <= float(own.max()) + reach)]
+            if len(around):
+                waiting.append((rows[half], around))
+
+
+def _widest(points: np.ndarray, rows: np.ndarray) -> tuple[int, float]:
+    """Return the coordinate along which some of these points are most spread, and how far."""
+    sample = points[rows[:: -(-len(rows) // SAMPLE)]]
+    spans = sample.max(axis=0) - sample.min(axis=0)
+    axis = int(spans.argmax())
+    return axis, float(spans[axis])
+
+
+def _of_leaf(
+    left: np.ndarray, rows: np.ndarray, right: np.ndarray, places: np.ndarray, reach: float
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the pairs of some points on the left with those on the right that are within reach."""
+    own = left[rows].astype(np.float64)
+    low, high = own.min(axis=0) - reach, own.max(axis=0) + reach
+    middle = (low + high) / 2
+    own -= middle
+    sizes = np.einsum("ij,ij->i", own, own)
+    step = PAIRS // LEAF
+    for start in range(0, len(places), step):
+        some = places[start : start + step]
+        others = right[some]
+        inside = ((others >= low) & (others <= high)).all(axis=1)
+        some, others = some[inside], others[inside] - middle
+        norms = np.einsum("ij,ij->i", others, others)
+        squares = sizes[:, None] + norms - 2 * own @ others.T
+        # the rounding of a difference of sums
+        limit = reach**2 + 1e-14 * (sizes.max() + norms.max(initial=0.0))
+        found = np.nonzero(squares <= limit)
+        yield rows[found[0]], some[found[1]]

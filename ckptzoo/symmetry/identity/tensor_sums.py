@@ -91,9 +91,7 @@ class _Lister:
 
     def _mixed(self) -> list[ListedChannels]:
         found: list[ListedChannels] = []
-        segments = tuple(segment for segment in self._action.segments if segment.within is None)
-        whole = replace(self._action, segments=segments)
-        for number, mixed in enumerate(mixed_channels((whole,), self._symmetry)):
+        for number, mixed in enumerate(mixed_channels((self._action.without_others_inside,), self._symmetry)):
             blocks, k, count = mixed.places.shape
             name, group = f"{self._name} {number} mixed", self._symmetry[mixed.group]
             salt = random_signs(name, 1, self._form.features)

@@ -38,6 +38,13 @@ class Kind(ABC):
     """The scales that are left where sizes, and matrices up to signs of channels, are settled."""
     sizes: str = "none"
     """The scales among its values that only resize."""
+    keeps_mean: bool = False
+    """Whether no value changes the mean of the channels."""
+
+    @property
+    def beside_gains(self) -> str:
+        """The scales among its values where the gains of normalisations have scales of their own."""
+        return self.among
 
     @abstractmethod
     def identity(self, group: Group, K: int) -> np.ndarray:

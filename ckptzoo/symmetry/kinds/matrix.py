@@ -5,7 +5,8 @@ are in the order of the permutation.
 """
 
 from abc import abstractmethod
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -13,13 +14,51 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import Group
+from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.kinds.kind import BlockKind, Shared, blocks_taken, refused
+from ckptzoo.symmetry.matrix_action import Arrays, precision_of
+
+
+@dataclass(frozen=True, eq=False)
+class Basis:
+    """The matrices that a gauge takes for the blocks (K, blocks) or numbers (K, n) of a group, and their margins.
+
+    Parameters
+    ----------
+    left, right
+        (..., k, k) float64 or (..., 2): what is written is multiplied by ``left``, what is read by ``right``, the
+        inverse of its transpose. Rows that no matrix of the group settles are zero in both.
+    margin
+        (...) float64, the smallest relative gap of the numbers that decide.
+    degenerate
+        (...) int64, channels that are 0, or rounding alone: no matrix of the group leads there.
+    unresolved
+        (...) bool, another matrix would do as well.
+    """
+
+    left: NDArray[np.float64]
+    right: NDArray[np.float64]
+    margin: NDArray[np.float64]
+    degenerate: NDArray[np.int64]
+    unresolved: NDArray[np.bool_]
+
+    def put(self, rows: NDArray[np.integer] | NDArray[np.bool_], others: "Basis") -> None:
+        """Take some checkpoints from others, in place."""
+        for item in fields(self):
+            getattr(self, item.name)[rows] = getattr(others, item.name)
 
 
 class Matrix(BlockKind):
     """Matrices (K, blocks, k, k)."""
 
     part = "matrices"
+    balances: ClassVar[bool] = False
+    """Whether it gives what is written and what is read the same size: then it comes before others, and groups that
+    meet in a tensor take turns."""
+    whitens: ClassVar[bool] = False
+    """Whether scales of channels that read a group are settled with orthonormal rows in what writes the group."""
+    one_by_one: ClassVar[bool] = False
+    """Whether each channel has a number of its own, so that channels are permuted one by one."""
 
     def identity(self, group: Group, K: int) -> np.ndarray:
         shape = matrix_shape(group)
@@ -72,6 +111,41 @@ class Matrix(BlockKind):
     def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:
         """Return ``<G, gains>`` (K,)."""
         return (gains * value).sum(axis=(1, 2, 3))
+
+    @abstractmethod
+    def settle(self, group: Group, arrays: Arrays, symmetry: Symmetry, precision: float) -> Basis:
+        """Return the matrices that a gauge takes, up to signs of channels.
+
+        ``arrays`` (K, *shape) are finite; groups before this one are settled in them. ``precision`` is the machine
+        epsilon of the stored weights.
+        """
+
+    def resolve(
+        self, group: Group, arrays: Arrays, symmetry: Symmetry, basis: Basis
+    ) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return orthogonal matrices that follow once all groups are settled, and where they are open; None for none.
+
+        ``basis`` is what ``settle`` returned; the weights are in it.
+        """
+        return None
+
+    def white(self, group: Group, arrays: Arrays, symmetry: Symmetry) -> tuple[np.ndarray, np.ndarray]:
+        """Return matrices, for both sides, that give orthonormal rows to what writes a group that ``whitens``."""
+        basis = self.settle(group, arrays, symmetry, precision_of(arrays, group, symmetry))
+        return basis.left, basis.right
+
+    @staticmethod
+    def off_unit(value: np.ndarray) -> np.ndarray:
+        """Return the largest entry (K,) of ``|G G^T - 1|``, rows of zeros and blocks with NaN left out."""
+        square = value @ value.swapaxes(-1, -2)
+        kept = (value != 0).any(axis=-1)
+        off = np.abs(square - kept[..., None] * np.eye(value.shape[-1]))
+        return np.nan_to_num(off).reshape(len(value), -1).max(axis=1, initial=0)
+
+    @staticmethod
+    def as_value(left: np.ndarray) -> np.ndarray:
+        """Return the ``left`` of a basis as values of elements, with NaN in blocks that have rows of zeros."""
+        return np.where((left == 0).all(axis=-1).any(axis=-1)[..., None, None], np.nan, left)
 
 
 def matrix_shape(group: Group) -> tuple[int, ...]:

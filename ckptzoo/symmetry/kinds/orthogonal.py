@@ -12,15 +12,28 @@ the same function differ by an orthogonal matrix at most: ``(A_1, B_1) = (R A_2,
 
 where the nuclear norm is the sum of S. Reflections are allowed. Matrices that keep the vector of ones too are
 orthogonal on the vectors orthogonal to it, and the problem is that of X there.
+
+A gauge takes the eigenvectors of what is written into a stream for its channels: the sum ``M = sum W W^T`` over the
+weights W that write the stream becomes ``Q M Q^T``, so that its eigenvectors are a basis that no such matrix changes,
+up to signs. These make the sum of cubes of each channel's weights positive, in the first tensor that no other group
+acts on.
 """
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import Group
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.symmetry.kinds.equal_values import diagonalising, equal_below, margins, runs
 from ckptzoo.symmetry.kinds.kind import Shared, refused
-from ckptzoo.symmetry.kinds.matrix import Matrix, checked, matrix_shape, random_orthogonal
+from ckptzoo.symmetry.kinds.matrix import Basis, Matrix, checked, matrix_shape, random_orthogonal
+from ckptzoo.symmetry.matrix_action import Arrays, add_gram, channel_rows, precision_of, writers_of
+
+_ROUNDING = 16
+"""A sum counts as 0 below this number of units of the stored precision of the norm of its terms."""
 
 ORTHOGONAL = 1e-9
 """The largest difference of an entry of G G^T from the identity's."""
@@ -30,7 +43,12 @@ class Orthogonal(Matrix):
     """Orthogonal matrices (K, blocks, k, k); with ``mean`` they keep the vector of ones."""
 
     def __init__(self, *, mean: bool) -> None:
-        self._mean = mean
+        self._mean = self.keeps_mean = mean
+
+    @property
+    def beside_gains(self) -> str:
+        """Signs, which gains take; a mean in front of the gain would change."""
+        return "none" if self._mean else "sign"
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
         """Draw uniform matrices."""
@@ -58,6 +76,12 @@ class Orthogonal(Matrix):
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
         """Return the nuclear norm of every block."""
         return greatest_products(gains, mean=self._mean)
+
+    def settle(self, group: Group, arrays: Arrays, symmetry: Symmetry, precision: float) -> Basis:
+        """Return the basis of the stream's variance."""
+        axes, lacking = basis_of_stream(arrays, group, symmetry)
+        none = np.zeros(axes.margin.shape, np.int64)
+        return Basis(axes.matrix, axes.matrix, axes.margin, none, axes.unresolved | (lacking > 0))
 
 
 def keeping_ones(inner: np.ndarray) -> np.ndarray:
@@ -127,3 +151,140 @@ def reflected(X: NDArray[np.float64]) -> NDArray[np.float64]:
     u = np.full(d, 1 / np.sqrt(d))
     u[0] += 1
     return X - u[:, None] * ((2 / (u @ u)) * (u @ X))[..., None, :]
+
+
+@dataclass(frozen=True, eq=False)
+class StreamAxes:
+    """Orthogonal matrices into the basis of eigenvectors, and how well they are determined.
+
+    Parameters
+    ----------
+    matrix
+        (..., d, d) float64, Q.
+    values
+        (..., d) float64, eigenvalues, descending; (..., d - 1) where Q keeps the ones.
+    margin
+        (...) float64, the smallest difference of neighbouring eigenvalues over the largest modulus.
+    unresolved
+        (...) bool, there are equal eigenvalues whose eigenvectors are not determined beyond an orthogonal matrix.
+    """
+
+    matrix: NDArray[np.float64]
+    values: NDArray[np.float64]
+    margin: NDArray[np.float64]
+    unresolved: NDArray[np.bool_]
+
+
+def stream_axes(
+    M: NDArray[np.float64], precision: float, *, mean: bool, second: NDArray[np.float64] | None = None
+) -> StreamAxes:
+    r"""Return the orthogonal matrix Q that makes M (..., d, d) float64, symmetric, diagonal.
+
+    Its rows are eigenvectors of M by descending eigenvalue, each up to its sign (``settle_signs``). With ``mean`` it
+    keeps the vector of ones: with u the eigenvectors of ``P M P`` orthogonal to the ones, P the projection beside them,
+    and h a fixed orthonormal basis of the vectors orthogonal to the ones,
+
+    .. math:: Q = 1 1^T / d + \sum_i h_i u_i^T.
+
+    ``precision`` is the machine epsilon of the stored dtype: eigenvalues that differ by less than 64 epsilons of the
+    largest modulus are equal. ``second``, another symmetric matrix of the same shape that becomes ``Q . Q^T``, is made
+    diagonal within the eigenvectors of equal eigenvalues. Raises ``SymmetryError`` for matrices that are not square or
+    not finite, or do not have the shape of M.
+
+    The eigenvalue decomposition takes 0.1 s for d = 768 on one core; the h are columns of a Householder reflection,
+    which costs two products with vectors.
+    """
+    for name, matrix in (("M", M), ("second", M if second is None else second)):
+        if matrix.shape != M.shape or M.ndim < 2 or M.shape[-1] != M.shape[-2] or not M.shape[-1]:
+            step = "Give sums of W W^T over the weights that write the stream."
+            expected = "(..., d, d)" if name == "M" else str(M.shape)
+            raise SymmetryError(Problem("stream_axes", f"shape of {name}", expected, str(matrix.shape), step))
+        checked("stream_axes", **{name: matrix})
+    if mean:
+        M = beside_ones(M)
+        second = None if second is None else beside_ones(second)
+    ascending, vectors = np.linalg.eigh(M)
+    values = np.ascontiguousarray(ascending[..., ::-1])
+    axes = np.ascontiguousarray(np.swapaxes(vectors, -1, -2)[..., ::-1, :])
+    margin, unresolved = margins(values), np.zeros(M.shape[:-2], bool)
+    for place in map(tuple, np.ndindex(M.shape[:-2])):
+        for start, stop in runs(values[place], equal_below(precision)):
+            if second is None:
+                unresolved[place] = True
+                continue
+            block = axes[place][start:stop]
+            turn, determined = diagonalising([block @ second[place] @ block.T], precision)
+            axes[place][start:stop] = turn @ block
+            unresolved[place] |= not determined
+    if mean:
+        whole = np.zeros((*M.shape[:-2], M.shape[-1] + 1, M.shape[-1] + 1))
+        whole[..., 0, 0], whole[..., 1:, 1:] = 1, axes
+        axes = on_both_sides(whole)
+    return StreamAxes(axes, values, margin, unresolved)
+
+
+def settle_signs(
+    Q: NDArray[np.float64], W: NDArray[np.float64], precision: float, *, mean: bool
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return Q with signs for which the rows of a weight have positive sums of cubes, and how many are unsettled.
+
+    Q (..., d, d) float64 is that of ``stream_axes``, with the same ``mean``. W (..., d, c) float64 is a weight that
+    writes the stream, before Q, and on whose columns no signs are open; its coordinate along an eigenvector is a row of
+    ``Q W``, with ``mean`` one of its components along the h. With entries x of a row, and w the norms of the columns of
+    W, a sum of cubes of at most 16 epsilons (``precision``, of the stored dtype) times the root of ``sum x^4 w^2`` is
+    rounding, and does not settle a sign. The second item counts these eigenvectors, which keep their sign, (...) int64.
+    Raises ``SymmetryError`` for shapes that do not belong together, and for weights that are not finite.
+    """
+    if W.ndim < 2 or Q.shape != (*W.shape[:-1], W.shape[-2]):
+        step = "Give a weight with the stream's axis last but one."
+        raise SymmetryError(Problem("settle_signs", "shape of W", f"{Q.shape[:-1]} and columns", str(W.shape), step))
+    checked("settle_signs", W=W)
+    rows = Q @ W
+    if mean:
+        rows = reflected(rows)[..., 1:, :]
+    largest = np.abs(rows).max(axis=-1, keepdims=True, initial=0)
+    rows = rows / np.where(largest > 0, largest, 1)
+    squares = rows * rows
+    sums = np.einsum("...c,...c->...", squares, rows)
+    # entries of Q W are known to epsilon times the norms of the columns
+    columns = np.linalg.norm(W, axis=-2)[..., None, :]
+    rounding = np.linalg.norm(squares * columns, axis=-1) / np.where(largest > 0, largest, 1)[..., 0]
+    settled = np.abs(sums) > _ROUNDING * precision * rounding
+    signs = np.where(settled & (sums < 0), -1.0, 1.0)
+    if mean:
+        signs = np.concatenate([np.ones((*signs.shape[:-1], 1)), signs], axis=-1)
+        Q = reflected(signs[..., None] * reflected(Q))
+    else:
+        Q = signs[..., None] * Q
+    return Q, (~settled).sum(axis=-1)
+
+
+def basis_of_stream(arrays: Arrays, group: Group, symmetry: Symmetry) -> tuple[StreamAxes, NDArray[np.int64]]:
+    """Return the matrices (K, blocks, k, k) into the basis of a stream's variance, and how many signs are not settled.
+
+    Raises ``SymmetryError`` where no tensor writes the channels with a weight.
+    """
+    mean, precision = group.scale == "orthogonal_mean", precision_of(arrays, group, symmetry)
+    writers = list(writers_of(group, symmetry))
+    if not any(symmetry.actions[at].in_mass for at, _ in writers):
+        raise SymmetryError(
+            f"symmetry table: group {group.id!r}: expected a weight that writes its channels, got none. "
+            "Trace the module again, or declare the group without matrices."
+        )
+    shape = group.matrix_shape
+    assert shape is not None
+    blocks, k = shape[:2]
+    total = np.zeros((len(next(iter(arrays.values()))), blocks, k, k))
+    for at, mixed in writers:
+        if symmetry.actions[at].in_mass:
+            add_gram(arrays[symmetry.actions[at].tensor], mixed, total)
+    axes = stream_axes(total, precision, mean=mean)
+    matrix, lacking = axes.matrix, np.ones(axes.margin.shape, np.int64)
+    for at, mixed in writers:
+        tensor = symmetry.actions[at].tensor
+        if len(symmetry.actions_on(tensor)) == 1 and (lacking > 0).any():
+            # the first tensor settles all signs, but where its sums vanish
+            settled, left = settle_signs(matrix, channel_rows(arrays[tensor], mixed), precision, mean=mean)
+            matrix = np.where((lacking > 0)[..., None, None], settled, matrix)
+            lacking = np.minimum(lacking, left) if lacking.any() else lacking
+    return replace(axes, matrix=matrix), lacking

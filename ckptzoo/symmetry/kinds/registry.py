@@ -50,6 +50,12 @@ def matrix_kind_of(group: Group) -> Matrix | None:
     return factor if isinstance(factor, Matrix) else None
 
 
+def is_balanced(group: Group) -> bool:
+    """Whether a group has matrices of which what is written and what is read must be balanced."""
+    kind = matrix_kind_of(group)
+    return kind is not None and kind.balances
+
+
 def within_blocks_of(group: Group) -> BlockKind:
     """Return the kind of what a group has within its blocks: matrices, or else permutations."""
     return matrix_kind_of(group) or permutations_of(group)

@@ -4,7 +4,7 @@ The mass ``|g w|^2`` is convex along the one-parameter subgroups of scales and i
 which no group can improve is the least one (Kempf and Ness, 1979). Groups take turns: with all others fixed
 
 - a block of matrices, A what its channels write and B what reads them, has the least mass ``2 |A^T B|_*`` where
-  ``A A^T = B B^T`` (ckptzoo/symmetry/matrices/balance.py), a complex number, a scale whose inverse another tensor is
+  ``A A^T = B B^T`` (ckptzoo/symmetry/kinds/linear.py), a complex number, a scale whose inverse another tensor is
   written with, or one of a gate, where both sides have equal norms;
 - all other scales form a flow network (network.py), in which the channels of these count as ground.
 
@@ -36,9 +36,9 @@ from ckptzoo.symmetry.mass.certificate import FLOOR, total_masses
 from ckptzoo.symmetry.mass.network import Network
 from ckptzoo.symmetry.mass.packing import unpacked
 from ckptzoo.symmetry.mass.solver import Balanced
-from ckptzoo.symmetry.matrices.blocks import balance_blocks
-from ckptzoo.symmetry.matrices.gauge import joined_rows
+from ckptzoo.symmetry.matrices.gauge import balance_blocks
 from ckptzoo.symmetry.matrices.tables import among
+from ckptzoo.symmetry.matrix_action import joined_rows
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.scales import solve
 

@@ -36,20 +36,17 @@ def monomial(symmetry: Arch) -> Symmetry:
     symmetry = table_of(symmetry)
     gains = {gain.group for gain in gains_at_one(symmetry)}
     table = among(symmetry)
-    groups = tuple(
-        replace(group, scale="nonzero")
-        if group.id in gains
-        else replace(group, scale="sign" if symmetry[group.id].scale == "orthogonal" else group.scale)
-        for group in table.groups
-    )
+    scales = {group.id: kind.beside_gains for group in symmetry.groups if (kind := FACTORS.get(group.scale))}
+    scales |= dict.fromkeys(gains, "nonzero")
+    groups = tuple(replace(group, scale=scales.get(group.id, group.scale)) for group in table.groups)
     actions: list[AxisAction] = []
     for action in table.actions:
         leaders = [symmetry.leader(segment.group) for segment in action.segments]
-        if action.role == "gain" and all(leader.scale == "orthogonal" for leader in leaders):
+        if action.role == "gain" and all(map(_turns_gains, leaders)):
             signs = zip(action.segments, leaders, strict=True)
             action = replace(action, signs=tuple(replace(segment, group=leader.id) for segment, leader in signs))
         actions.append(action)
-    turned = any(group.scale == "orthogonal" for group in symmetry.groups)
+    turned = any(map(_turns_gains, symmetry.groups))
     return replace(table, groups=groups, actions=tuple(actions)) if gains or turned else table
 
 
@@ -86,6 +83,8 @@ def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
 
     Matrices that it has stay.
     """
+    if not symmetry.has_matrices:
+        return element
     perms, matrices = dict(element.perms), {}
     ones = {group.id: np.ones(perms[group.id].shape) for group in symmetry.groups}
     scales = {group.id: element.scales.get(group.id, ones[group.id]) for group in symmetry.groups if group.scaled}
@@ -102,12 +101,18 @@ def lifted(element: GroupElement, symmetry: Symmetry) -> GroupElement:
     return GroupElement(perms, scales, matrices)
 
 
+def _turns_gains(group: Group) -> bool:
+    """Whether signs are among a group's matrices that gains take alone."""
+    kind = matrix_kind_of(group)
+    return kind is not None and kind.beside_gains == "sign"
+
+
 def _changed(symmetry: Symmetry, change: Callable[[Group, Kind], Group]) -> Symmetry:
     if not symmetry.has_matrices:
         return symmetry
     groups = tuple(change(group, kind) if (kind := FACTORS.get(group.scale)) else group for group in symmetry.groups)
     flipped = {group.id for group in groups if group.flips}
-    pairs = {group.id for group in groups if group.scale == "complex"}
+    pairs = {group.id for group in groups if (kind := matrix_kind_of(group)) and kind.one_by_one}
     actions = (
         replace(
             action,
@@ -127,7 +132,7 @@ def _without_parts(action: AxisAction) -> tuple[Segment, ...]:
 
 def _in_order(group: Group) -> Group:
     """Return the group whose channels keep their order within blocks where real matrices permute them too."""
-    perm = group.perm
-    if matrix_kind_of(group) is None or group.scale == "complex":
+    perm, kind = group.perm, matrix_kind_of(group)
+    if kind is None or kind.one_by_one:
         return group
     return replace(group, perm=replace(perm, inner="fixed") if isinstance(perm, Wreath) else Fixed())

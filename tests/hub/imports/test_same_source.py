@@ -75,6 +75,28 @@ def test_rows_of_a_matrix_too(tmp_path: Path) -> None:
         assert import_zoo(tmp_path / place / "published", tmp_path / "zoo").added == added
 
 
+def test_revisions_of_one_repository(tmp_path: Path, server: Hosted) -> None:
+    api, names = server.api("write"), ("main", "step1000", "step2000")
+    api.create_repo("lab/run")
+    for number, revision in enumerate(names):
+        if number:
+            api.create_branch("lab/run", branch=revision)
+        save(tmp_path / revision / "pytorch_model.bin", network(number))
+        (tmp_path / revision / "config.json").write_text(json.dumps({"model_type": "mlp", "architectures": ["MLP"]}))
+        api.upload_folder(repo_id="lab/run", folder_path=tmp_path / revision, revision=revision)
+    pinned = api.repo_info("lab/run", revision="main").sha
+    for revision, added in (("step1000", 1), ("step2000", 1), ("step1000", 0), ("main", 1), ("main", 0), (pinned, 0)):
+        address = f"hf://lab/run@{revision}"
+        assert import_zoo(address, tmp_path / "zoo", license="MIT", endpoint=server.url).added == added, revision
+    rows = {row["id"]: (row["member"], row["step"]) for row in rows_of(tmp_path / "zoo")}
+    ids = ("run", "step1000-pytorch_model", "step2000-pytorch_model")
+    assert rows == dict(zip(ids, (("run", None), ("run", 1000), ("run", 2000)), strict=True))
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    for number, id in enumerate(ids):
+        for name, value in network(number).items():
+            np.testing.assert_array_equal(zoo.checkpoint(id)[name], value)
+
+
 def test_repositories_of_one_name(tmp_path: Path, server: Hosted) -> None:
     api, addresses = server.api("write"), {"model": "hf://lab/p0", "dataset": "hf://datasets/lab/p0"}
     for number, kind in enumerate(addresses):

@@ -11,6 +11,7 @@ from ckptzoo.derive import derive
 from ckptzoo.errors import HubError, IntegrityError, ZooError
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.push import push
+from ckptzoo.schema import layout
 from ckptzoo.schema.documents import seal
 from tests.support.derived_zoos import WRONG
 from tests.support.hosted import ZOO, Hosted
@@ -45,6 +46,22 @@ def test_other_zoos_and_other_things_are_refused(server: Hosted, make_zoo: Make,
             push(other, address, endpoint=server.url)
     with pytest.raises(ZooError, match="expected a folder, got nothing"):
         push(tmp_path / "none", ZOO, endpoint=server.url)
+
+
+def test_more_parts_than_a_folder_holds_are_refused(
+    server: Hosted, make_zoo: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zoo = make_zoo("zoo")
+    pushed(server, zoo)
+    count = len(list((zoo / "parts").iterdir()))
+    monkeypatch.setattr(layout, "MAX_PARTS", count)
+    assert not pushed(server, zoo).commits
+    grown(zoo, (1,), start=90)
+    before = len(server.request_log.acknowledged)
+    expected = rf"/parts: parts: expected at most {count}, the entries of a folder on a hub.* --merge-parts --to NEWZOO"
+    with pytest.raises(HubError, match=expected):
+        pushed(server, zoo)
+    assert len(server.request_log.acknowledged) == before
 
 
 def test_another_table_of_symmetries_is_refused(server: Hosted, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.server.errors import Refusal
+from ckptzoo.server.kept import Kept
+from ckptzoo.server.store import git_objects
 from ckptzoo.server.store.database import Database
 from ckptzoo.server.store.git_objects import File, Trees, position
 
@@ -86,3 +88,27 @@ def test_a_file_is_no_folder(trees: Trees) -> None:
     assert held(trees, trees.changed(root, changes(trees, {"a": None, "a/b": b"1"}))).keys() == {"a/b", "d/a"}
     assert held(trees, trees.changed(root, changes(trees, {"d/a": None, "d": b"1"}))).keys() == {"a", "d"}
     assert trees.find(root, "a/b/c") is None and trees.find(root, "x") is None
+
+
+def test_a_folder_is_not_read_again_for_the_next_request(trees: Trees) -> None:
+    root = built(trees, {f"parts/{number:04d}/raw": b"" for number in range(300)})
+    statements: list[str] = []
+    trees.connection.set_trace_callback(statements.append)
+    try:
+        for number in range(300):
+            assert Trees(trees.connection, 0).find(root, f"parts/{number:04d}/raw") is not None
+    finally:
+        trees.connection.set_trace_callback(None)
+    # at most the root, the parts, and once the folder that all parts have in common
+    assert sum("FROM trees" in statement for statement in statements) <= 3
+
+
+@pytest.mark.parametrize("limit", [0, 1000, 3000, 10**6])
+def test_answers_do_not_depend_on_what_is_kept(trees: Trees, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    made = [{f"d{number % 3}/{name}": bytes([number]) for name in NAMES} | {"a": b""} for number in range(12)]
+    roots = [built(trees, content) for content in made]
+    kept = Kept(limit, lambda nodes: 500 + 320 * len(nodes))
+    monkeypatch.setattr(git_objects, "_KEPT", kept)
+    for root, content in zip(roots * 2, made * 2, strict=True):
+        expected = {path: File.small(data).oid for path, data in content.items()}
+        assert held(Trees(trees.connection, 0), root) == expected and kept.held <= limit

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckptzoo.symmetry.identity import neighbours
 from ckptzoo.symmetry.identity.neighbours import Neighbours, apart, close_pairs
 from tests.support.effort import examples
 
@@ -78,12 +79,22 @@ def all_close(
     st.sampled_from([0.0, 1e-300, 1e-6, 0.1, 0.7, 1e3]),
     st.sampled_from([2, 9, 10**6]),
     st.booleans(),
+    st.sampled_from([1, 3, 256]),
 )
 @settings(max_examples=examples(150), deadline=None)
 def test_close_pairs_are_those_of_all_pairs(
-    seed: int, count: int, others: int, axes: int, distance: float, grid: int, same: bool
+    seed: int, count: int, others: int, axes: int, distance: float, grid: int, same: bool, leaf: int
 ) -> None:
     """Points lie at one place, along a line or far apart, and some are not finite."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(neighbours, "LEAF", leaf)
+        patch.setattr(neighbours, "PAIRS", 16 * leaf)
+        patch.setattr(neighbours, "NUMBERS", 60)
+        check_close_pairs(seed, (count, others), axes, distance, grid, same=same)
+
+
+def check_close_pairs(seed: int, counts: tuple[int, int], axes: int, distance: float, grid: int, *, same: bool) -> None:
+    count, others = counts
     rng = np.random.default_rng(seed)
     first, second = (np.round(rng.random((n, axes)) * grid) / grid for n in (count, others))
     for side in (first, second):

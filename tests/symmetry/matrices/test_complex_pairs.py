@@ -1,12 +1,15 @@
 """Complex factors: one form for all, products and rotations kept, sums that vanish, zero sides."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.symmetry.matrices.complex_pairs import ComplexBalance, balance_complex
+from ckptzoo.symmetry.kinds.complex import balance_complex
+from ckptzoo.symmetry.kinds.matrix import Basis
 from tests.support.effort import examples
 from tests.symmetry.matrices.disguises import orthogonal
 
@@ -19,8 +22,15 @@ def complex_normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
 
 
-def balanced(a: np.ndarray, b: np.ndarray, precision: float = DOUBLE) -> tuple[np.ndarray, np.ndarray, ComplexBalance]:
+def factors(a: np.ndarray, b: np.ndarray, precision: float = DOUBLE) -> Basis:
+    """The basis as complex numbers."""
     found = balance_complex(a, b, precision)
+    left, right = (side[..., 0] + 1j * side[..., 1] for side in (found.left, found.right))
+    return replace(found, left=left, right=right)
+
+
+def balanced(a: np.ndarray, b: np.ndarray, precision: float = DOUBLE) -> tuple[np.ndarray, np.ndarray, Basis]:
+    found = factors(a, b, precision)
     return found.left[..., None] * a, found.right[..., None] * b, found
 
 
@@ -70,7 +80,7 @@ def test_orthogonal_columns_do_not_matter(seed: int) -> None:
     """The factors are those of before where the stream takes another basis, so that the two commute."""
     rng = np.random.default_rng(seed)
     a, b, Q = complex_normal(rng, 3, 6), complex_normal(rng, 3, 6), orthogonal(rng, 6)
-    here, there = balance_complex(a, b, DOUBLE), balance_complex(a @ Q, b @ Q, DOUBLE)
+    here, there = factors(a, b), factors(a @ Q, b @ Q)
     signs = np.sign((here.left * there.left.conj()).real)
     np.testing.assert_allclose(signs * there.left, here.left, rtol=1e-13 / here.margin.min())
     np.testing.assert_allclose(signs * there.right, here.right, rtol=1e-13 / here.margin.min())
@@ -85,7 +95,7 @@ def test_rotations_by_position_are_kept() -> None:
     def turned(angle: float) -> np.ndarray:
         return np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
 
-    found = balance_complex(query[0] + 1j * query[1], key[0] + 1j * key[1], DOUBLE)
+    found = factors(query[0] + 1j * query[1], key[0] + 1j * key[1])
 
     def real(c: complex) -> np.ndarray:
         return np.array([[c.real, -c.imag], [c.imag, c.real]])
@@ -129,7 +139,7 @@ def test_zero_sides_and_stacks() -> None:
     np.testing.assert_array_equal(found.degenerate, expected)
     assert not one[expected].any() and not two[expected].any() and not found.unresolved.any()
     for place in np.ndindex(2, 3):
-        single = balance_complex(a[place], b[place], DOUBLE)
+        single = factors(a[place], b[place])
         for name, value in vars(single).items():
             np.testing.assert_array_equal(getattr(found, name)[place], value, err_msg=name)
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
 from ckptzoo.errors import SymmetryError
+from ckptzoo.symmetry.kinds.linear import balance
 from ckptzoo.symmetry.kinds.orthogonal import greatest_products, procrustes
-from ckptzoo.symmetry.matrices.balance import balance
 from tests.support.effort import examples
 from tests.symmetry.matrices.disguises import invertible, keeping_ones, orthogonal
 

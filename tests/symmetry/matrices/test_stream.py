@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import SymmetryError
-from ckptzoo.symmetry.matrices.stream import StreamAxes, settle_signs, stream_axes
+from ckptzoo.symmetry.kinds.orthogonal import StreamAxes, settle_signs, stream_axes
 from tests.support.effort import examples
 from tests.symmetry.matrices.disguises import keeping_ones, orthogonal
 

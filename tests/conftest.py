@@ -1,5 +1,6 @@
 """What every test gets: small zoos, how thorough the run is, and where its time went."""
 
+import gc
 import os
 
 # Workers share the cores: threads of their own would only wait for one another. Before numpy and torch are imported.
@@ -15,7 +16,13 @@ from hypothesis import settings
 
 import ckptzoo
 from ckptzoo.format.header import numpy_dtype
-from tests.support.effort import examples, mark, seconds_by_folder
+from tests.support.effort import examples, mark, scratch_folder, seconds_by_folder
+
+if (folder := scratch_folder()) is not None:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(folder))  # where pytest makes its temporary folders
+
+# until tests are collected: their objects all stay, and would be looked through again and again
+gc.disable()
 
 settings.register_profile(
     "ckptzoo", max_examples=examples(100), deadline=None
@@ -102,8 +109,18 @@ def isolated_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow by its folder, and skip what only a full run does."""
+    """Mark what is slow by its folder, and skip what only a full run does; the longest, which have a timeout, come first.
+
+    At the end they would keep one core busy while the others have nothing to do.
+    """
     mark(items)
+    items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage among the objects of tests alone."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -54,6 +54,7 @@ def seeds(zoo: Path) -> list[int]:
     ],
     ids=["id", "member", "of another member"],
 )
+@pytest.mark.sampled(2)
 def test_seeds_whose_ids_are_taken_are_left_out(zoo: Path, row: dict[str, Any]) -> None:
     add(zoo, row)
     built = build(TOY, zoo, members=3, console=QUIET)

@@ -126,6 +126,7 @@ def test_outputs_are_counted_where_they_are_stored(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize(("name", "members", "kept"), [("digits-optunet", 64, ()), ("toy", 1000, (0, 20))])
+@pytest.mark.sampled(2)
 def test_the_size_is_about_that_of_a_build(name: str, members: int, kept: tuple[int, ...], tmp_path: Path) -> None:
     recipe = Recipe.load(name).shortened(1)
     expected = estimate(recipe, members=members, keep_steps=kept, seconds=0.1)

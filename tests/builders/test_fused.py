@@ -57,7 +57,7 @@ def test_its_steps_are_right_in_tritons_interpreter() -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     found = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=Path.cwd(), check=False)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert ("8 passed" if ALL else "4 passed, 4 skipped") in found.stdout
+    assert ("8 passed" if ALL else "3 passed, 5 skipped") in found.stdout
 
 
 @pytest.mark.exhaustive

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from tests.builders.test_shared import assert_same
 from tests.support.builds import QUIET
 from tests.support.effort import ALL
 
-pytest.importorskip("ray", reason="the extra ray is not installed")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed")
 
 TOY = Recipe.load("toy").shortened(2)
 EPOCHS = 20

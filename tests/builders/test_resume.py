@@ -1,7 +1,6 @@
 """A build that is killed, interrupted or repeated: nothing lost, nothing twice."""
 
 import io
-import itertools
 import os
 import random
 import signal
@@ -37,7 +36,7 @@ from tests.support.effort import ALL
 ROOT = Path(__file__).parents[2]
 MEMBERS, UNIT, KEPT = 24 if ALL else 8, 4, (0, 700)
 ENDINGS = (signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGKILL) if ALL else (signal.SIGKILL, signal.SIGINT)
-"""How the first processes of a build end; the next one is left alone."""
+"""How the first processes of a build end; then this one carries it on."""
 RECIPE = Recipe.load("digits-optunet")
 QUICK = RECIPE.shortened(1)
 
@@ -62,28 +61,25 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_killed_at_random_moments_it_ends_with_the_same_zoo(undisturbed: Path, tmp_path: Path) -> None:
     path = tmp_path / "zoo"
-    command = [
-        *(sys.executable, "-m", "builders", "build", RECIPE.name, "--to", str(path)),
+    arguments = [
+        *("build", RECIPE.name, "--to", str(path), "--save-every", "0.05"),
         *("--members", str(MEMBERS), "--unit-size", str(UNIT), "--keep-steps", ",".join(map(str, KEPT))),
-        *("--save-every", "0.05"),
     ]
+    command = [sys.executable, "-m", "builders", *arguments]
     moments = random.Random(7)
     work = path / WORK_FOLDER / RECIPE.prefix
     killed = resumed = 0
-    for life in itertools.count():
-        ending = ENDINGS[life] if life < len(ENDINGS) else None
-        resumed += bool(saved(work))
+    for ending in ENDINGS:
+        begun = saved(work)
+        resumed += bool(begun)
         child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if ending is not None:
-            begun = saved(work)
-            while child.poll() is None and saved(work) == begun:
-                time.sleep(0.002)
-            time.sleep(moments.uniform(0, 0.25))
-            child.send_signal(ending)
+        while child.poll() is None and saved(work) == begun:
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 0.25))
+        child.send_signal(ending)
         _, errors = child.communicate(timeout=120)
         if child.returncode == 0:
             break
-        assert ending is not None, errors
         killed += 1
         if ending is signal.SIGINT:
             assert child.returncode == 130
@@ -91,6 +87,8 @@ def test_killed_at_random_moments_it_ends_with_the_same_zoo(undisturbed: Path, t
             assert "Run the same command to carry on." in errors
         else:
             assert child.returncode == -signal.SIGKILL
+    resumed += bool(saved(work))
+    assert run(arguments) == 0
     assert killed >= min(3, len(ENDINGS)), "the work must be long enough to be interrupted"
     assert resumed >= min(3, len(ENDINGS)), "the work must go on from what was saved"
     same(undisturbed, path)

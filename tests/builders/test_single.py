@@ -96,6 +96,7 @@ def assert_same_bits(found: Tensors, expected: Tensors, member: int = 0) -> None
     ],
     ids=["nesterov", "float64", "bfloat16", "momentum", "plain"],
 )
+@pytest.mark.sampled(2)
 def test_weights_have_the_bits_of_a_plain_loop_over_modules(changes: dict[str, object]) -> None:
     recipe = dataclasses.replace(COLOUR, **changes)
     feed = sources.data_source(recipe, images(), "cpu")

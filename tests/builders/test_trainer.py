@@ -292,6 +292,7 @@ def test_a_member_is_the_same_alone_and_among_sixteen(engine: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "engine"), [case for case in CASES if case[1] in ("mlp", "compiled")])
+@pytest.mark.sampled(2)
 def test_the_bits_of_a_member_do_not_depend_on_its_company(kind: str, engine: str) -> None:
     recipe, source = SOURCES[kind]
     states: list[TrainingState] = []

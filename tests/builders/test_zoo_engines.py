@@ -93,6 +93,7 @@ def test_an_engine_that_does_not_train_here_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extra", [{}, {"engine": None}, {"engine": 3}, {"engine": ["mlp"]}])
+@pytest.mark.sampled(2)
 def test_rows_that_name_no_engine_decide_nothing(tmp_path: Path, extra: Any) -> None:
     build(TOY, tmp_path / "made", members=1, engine="general", console=QUIET)
     zoo = rewritten(tmp_path / "made", tmp_path / "zoo", extra)

@@ -34,6 +34,7 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
+@pytest.mark.sampled(2)
 def test_any_number_of_shares_finds_the_same(cli: Any, zoo: Path, tmp_path: Path, count: int) -> None:
     alone, before = cli("dedupe", zoo, "--json"), files_of(zoo)
     found = json.loads(alone.out)
@@ -50,6 +51,7 @@ def test_any_number_of_shares_finds_the_same(cli: Any, zoo: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("size", [1, 4, 5, 9])
+@pytest.mark.sampled(2)
 def test_blocks_are_the_same_bits_kept_or_not(
     zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:

@@ -64,6 +64,7 @@ def test_shares_are_done_by_tasks_with_the_same_bytes(cli: Any, cluster: str, tm
     assert found.code == 0 and found.out == expected.out and len(list((tmp_path / "rows").iterdir())) == 2, found
 
 
+@pytest.mark.exhaustive
 def test_shares_are_aligned_with_the_same_reference(cli: Any, cluster: str, tmp_path: Path) -> None:
     alone, shared = (zoo_of(tmp_path / name / "zoo", (3, 1, 2)) for name in ("a", "b"))
     align_zoo(alone, "barycentre", certify="none")
@@ -73,6 +74,7 @@ def test_shares_are_aligned_with_the_same_reference(cli: Any, cluster: str, tmp_
     np.testing.assert_array_equal(one, two)
 
 
+@pytest.mark.exhaustive
 def test_a_share_that_fails_says_why(cli: Any, cluster: str, tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo", (2,))
     np.save(tmp_path / "inputs.npy", np.zeros((2, 99), np.float32))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import ckptzoo
 
@@ -74,6 +75,7 @@ main()
 """
 
 
+@pytest.mark.exhaustive
 def test_ctrl_c_between_write_and_rename_leaves_the_old_file(optunets: Any, tmp_path: Path) -> None:
     target = tmp_path / "out" / "one.safetensors"
     target.parent.mkdir()

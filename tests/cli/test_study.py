@@ -101,6 +101,7 @@ def test_help_lists_the_studies(cli: Any) -> None:
     assert ended.code == 0 and "symmetries" in ended.out and "permutations" in ended.out
 
 
+@pytest.mark.exhaustive
 def test_a_study_imports_neither_torch_nor_pyplot(trained: Path, tmp_path: Path) -> None:
     code = (
         "import sys\n"

@@ -52,6 +52,7 @@ class Mixed(torch.nn.Module):
 
 
 @pytest.mark.parametrize("name", ["mlp-6-9-3", "mlp-6-20-12-4", "optunet"])
+@pytest.mark.sampled(2)
 def test_planted_permutations_are_found(name: str) -> None:
     arch, table = archs.architecture(name), archs.symmetry(name)
     weights = weights_of(1, 5, arch=arch)

@@ -25,6 +25,7 @@ def weights(path: Path, variant: str = "raw") -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(("gauge", "scales"), [(None, "fixed"), ("min-mass", "fixed"), (None, "fit")])
+@pytest.mark.sampled(2)
 def test_the_variant_is_what_align_gives(tmp_path: Path, gauge: str | None, scales: str) -> None:
     path = zoo_of(tmp_path / "zoo", spoil=(2,))
     made = align_zoo(path, "0-1", label="second", gauge=gauge, scales=scales)

@@ -153,6 +153,7 @@ def test_scaled_twins_in_float64(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ["mlp-9-256-256-4", "optunet"])
+@pytest.mark.sampled(2)
 def test_channels_whose_keys_are_within_rounding(name: str, dtype: type, tmp_path: Path) -> None:
     """A third of the channels have the incoming weights of another in another order, and so its key."""
     arch, rng = archs.architecture(name) if dtype is np.float32 else double(name), np.random.default_rng(0)

@@ -115,6 +115,7 @@ def deep_network(seed: int) -> tuple[nn.Module, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(examples(4)))
+@pytest.mark.sampled(2)
 def test_no_right_variant_fails(seed: int) -> None:
     module, shape = deep_network(seed)
     table = trace(module, torch.randn(4, *shape)).symmetry

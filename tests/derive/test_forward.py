@@ -89,6 +89,7 @@ def test_a_mistake_of_the_module_is_raised_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+@pytest.mark.sampled(2)
 def test_recurrent_zoos_are_checked_and_compared(name: str, tmp_path: Path) -> None:
     module = KINDS[name]()
     rng = np.random.default_rng(0)

@@ -93,6 +93,7 @@ def test_disguised_copies_are_found_and_changed_ones_are_not(traced: Traced, tmp
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.sampled(2)
 def test_other_precisions(traced: Traced, tmp_path: Path, dtype: str) -> None:
     weights = initial(COUNT, 5)
     moved = disguised(weights, traced, 6, np.dtype(dtype))
@@ -126,6 +127,7 @@ def test_what_is_not_finite_is_skipped(traced: Traced, tmp_path: Path) -> None:
     assert found.groups == (("0", "4"),) and found.skipped == ("2",) and found.checkpoints == 4
 
 
+@pytest.mark.exhaustive
 def test_kept_descriptions_and_any_size_of_batches_find_the_same(
     traced: Traced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ def checks(path: Path, gauge: str = "canonical") -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("store", ["weights", "element"])
+@pytest.mark.sampled(2)
 def test_checks_are_added_to_a_variant_and_equal_those_made_at_once(tmp_path: Path, store: str) -> None:
     at_once, later = (zoo_of(tmp_path / name, spoil=(1,)) for name in ("a", "b"))
     derive(at_once, certify="all", store=store)

@@ -122,6 +122,7 @@ def test_a_write_that_fails_ends_the_call_and_leaves_nothing(tmp_path: Path, mon
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["weights", "element"])
+@pytest.mark.sampled(2)
 def test_a_killed_call_is_carried_on_to_the_same_bytes(tmp_path: Path, store: str) -> None:
     path = zoo_of(tmp_path / "zoo", (3, 5, 4))
     undisturbed = Path(shutil.copytree(path, tmp_path / "undisturbed"))
@@ -152,6 +153,7 @@ def test_two_at_once_write_every_part_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_part_that_another_process_wrote_meanwhile_is_left_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def passing(kind: str, name: str) -> bool:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("name", "kind"), cells(0))
+@pytest.mark.sampled(2)
 def test_faults_that_pass_cost_nothing_but_time(bench: Bench, tiny: Path, name: str, kind: str, seed: int) -> None:
     rate = (0.25, 0.1, 0.5)[seed % 3]
     limit = 1 if kind == "wrong" else 4  # bytes that come wrong twice running are taken for what is there

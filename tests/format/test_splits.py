@@ -20,6 +20,7 @@ from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
 from ckptzoo.format.splits import COLUMNS, members_of, part_numbers, shared_members
 from ckptzoo.schema.documents import seal, unseal
 from ckptzoo.schema.split import HashSplit, ListSplit, decode, encode
+from tests.support.effort import examples
 
 ARCH = ckptzoo.Architecture("tiny", (ckptzoo.Tensor("w", (2,)),))
 THREE = {"train": 0.7, "val": 0.15, "test": 0.15}
@@ -283,7 +284,7 @@ def test_a_kill_leaves_a_whole_split_or_none(tmp_path: Path, moment: str) -> Non
     assert ckptzoo.open(path).splits == ("main",)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(st.data())
 def test_lists_of_whole_members_share_none(data: st.DataObject) -> None:
     rows = table(steps(6, 2))

@@ -50,7 +50,7 @@ def test_identity_bit_for_bit(tmp_path_factory, found, batches, rows_a_shard):
         assert b"".join(view.tobytes() for view in zoo[name].views()) == array.tobytes()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(kind=st.sampled_from(sorted(KINDS)), count=st.integers(0, 5), drawn=st.data())
 def test_a_table_with_fewer_columns_is_read_with_nulls(kind, count, drawn):
     schema = table.schema_of(KINDS[kind])

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,8 @@ from ckptzoo.errors import MissingExtraError, UnknownNameError, ZooError
 from tests.conftest import rows_of, weights_of
 from tests.support.serving import Served, running
 
-ray: Any = pytest.importorskip("ray", reason="the extra ray is not installed")
-pytest.importorskip("ray.data", reason="the extra ray is not installed")
 pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="the extra ray is not installed"),
     pytest.mark.slow,
     # of its own settings, which it sets
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
@@ -28,6 +28,9 @@ MakeZoo = Callable[..., tuple[Path, dict[str, np.ndarray]]]
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Ray on this machine alone."""
+    import ray
+    import ray.data
+
     ray.init(
         address="local",
         num_cpus=1,
@@ -50,13 +53,16 @@ def zoo(make_zoo: MakeZoo) -> ckptzoo.Zoo:
 
 
 def read(zoo: ckptzoo.Zoo, *names: str, blocks: int = 2) -> Any:
-    return ray.data.read_datasource(ckptzoo.ray_datasource(zoo, *names), override_num_blocks=blocks)
+    from ray.data import read_datasource
+
+    return read_datasource(ckptzoo.ray_datasource(zoo, *names), override_num_blocks=blocks)
 
 
 def stacked(rows: Any, name: str) -> np.ndarray:
     return np.concatenate([batch[name] for batch in rows.iter_batches(batch_size=None, batch_format="numpy")])
 
 
+@pytest.mark.exhaustive
 def test_every_tensor_is_a_column_with_its_bits(cluster: None, zoo: ckptzoo.Zoo) -> None:
     rows = read(zoo).materialize()
     assert rows.schema().names == [*zoo.metadata.schema.names, *zoo.arch.names]
@@ -74,6 +80,7 @@ def test_every_tensor_is_a_column_with_its_bits(cluster: None, zoo: ckptzoo.Zoo)
     assert read(zoo, "norm").schema().names[-2:] == ["norm.running_var", "norm.num_batches_tracked"]
 
 
+@pytest.mark.exhaustive
 def test_counts_and_sizes_are_exact(cluster: None, zoo: ckptzoo.Zoo) -> None:
     from ray.data.expressions import col
 
@@ -98,6 +105,7 @@ def test_counts_and_sizes_are_exact(cluster: None, zoo: ckptzoo.Zoo) -> None:
             assert task.metadata.size_bytes == table.nbytes and task.metadata.num_rows == table.num_rows
 
 
+@pytest.mark.exhaustive
 def test_only_what_is_asked_for_is_fetched(cluster: None, tmp_path: Path) -> None:
     arch = ckptzoo.Architecture("large", (ckptzoo.Tensor("a.weight", (512, 16)), ckptzoo.Tensor("b.weight", (512, 64))))
     with ckptzoo.create(tmp_path / "zoo", arch=arch) as writer:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
 from ckptzoo.measure.predictions import accuracy, brier, ece, nll
+from tests.support.effort import examples
 
 SCORES = (accuracy, nll, brier, ece)
 PREDICTED = np.array([[0.7, 0.2, 0.1], [0.05, 0.9, 0.05], [0.4, 0.35, 0.25], [0.15, 0.25, 0.6]])
@@ -78,7 +79,7 @@ def looped(logs: np.ndarray, labels: np.ndarray) -> list[float]:
 
 
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 40), classes=st.integers(2, 12), spread=st.floats(0.1, 8))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_they_are_their_definitions(seed: int, count: int, classes: int, spread: float) -> None:
     rng = np.random.default_rng(seed)
     logits = rng.normal(size=(3, count, classes)) * spread

@@ -21,6 +21,7 @@ from playwright.sync_api import Page
 import ckptzoo
 from ckptzoo.schema.metadata import KINDS, LEAST
 from tests.support.chromium import chromium, sideways, violations
+from tests.support.made_once import made_once
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -48,13 +49,15 @@ THEME = {"aria-dialog-name", "landmark-unique"}
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documentation, built as ``make docs`` builds it."""
-    built = tmp_path_factory.mktemp("docs") / "site"
-    done = subprocess.run(
-        [Path(sys.executable).with_name("mkdocs"), "build", "--strict", "--site-dir", built],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
-    return built
+
+    def build(folder: Path) -> None:
+        done = subprocess.run(
+            [Path(sys.executable).with_name("mkdocs"), "build", "--strict", "--site-dir", folder],
+            cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+
+    return made_once(tmp_path_factory, "site", build)
 
 
 def test_no_page_names_anything_that_a_browser_would_fetch_elsewhere(site: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 
 import ckptzoo
 from tests.support.example_zoos import ROOT, example_hub, fill_hub, write_zoos
+from tests.support.made_once import made_once
 
 PACKAGES = ("ckptzoo", "builders")
 PUBLIC = [getattr(ckptzoo, name) for name in ckptzoo.__all__ if name != "__version__"]
@@ -194,15 +195,13 @@ def example(request: pytest.FixtureRequest) -> Example:
 @pytest.fixture(scope="module")
 def zoos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the zoos that examples use besides those of ``cards``."""
-    return write_zoos(tmp_path_factory.mktemp("examples"))
+    return made_once(tmp_path_factory, "examples", write_zoos)
 
 
 @pytest.fixture(scope="module")
 def served(zoos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a hub that has some of them."""
-    served = tmp_path_factory.mktemp("hub") / "served"
-    fill_hub(zoos, served)
-    return served
+    return made_once(tmp_path_factory, "examples-hub", lambda folder: fill_hub(zoos, folder)) / "served"
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Every command that a message or the catalogue suggests is one: the command line takes it as it is printed."""
 
 import ast
+import functools
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -60,7 +61,8 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]
 COMMANDS: Mapping[str, Any] = dict(leaves(typer.main.get_command(app)))
 
 
-def texts(path: Path) -> Iterator[str]:
+@functools.cache
+def texts(path: Path) -> tuple[str, ...]:
     """The texts of a module but its docstrings: fields of f-strings are ``1``, those of whole options nothing."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped: set[int] = set()
@@ -69,18 +71,21 @@ def texts(path: Path) -> Iterator[str]:
             skipped.add(id(node.value))
         if isinstance(node, ast.JoinedStr):
             skipped |= {id(item) for item in ast.walk(node) if item is not node}
+    found: list[str] = []
     for node in ast.walk(tree):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+            found.append(node.value)
         if isinstance(node, ast.JoinedStr):
-            yield "".join(
+            text = "".join(
                 str(item.value)
                 if isinstance(item, ast.Constant)
                 else ("" if "options" in ast.unparse(item) else "1" if "command" not in ast.unparse(item) else "ZOO")
                 for item in node.values
             )
+            found.append(text)
+    return tuple(found)
 
 
 def mentioned(text: str) -> Iterator[tuple[str, list[str]]]:

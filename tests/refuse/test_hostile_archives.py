@@ -18,7 +18,7 @@ import pytest
 
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.imports.sources import open_path
-from tests.support.effort import examples
+from tests.support.effort import ALL, examples
 
 READ = """
 import json, resource, sys, time
@@ -188,9 +188,10 @@ def test_small_archives_that_would_take_gigabytes(tmp_path: Path) -> None:
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 2**30}]
     with lzma.open(tmp_path / "window.tar.xz", "wb", filters=filters) as out:
         out.write(header(b"0", 0) + bytes(1024))
-    with lzma.open(tmp_path / "many.tar.xz", "wb", preset=0) as out:
-        for number in range(66_000):
-            out.write(header(b"0", 0, f"{number}"))
+    if ALL:
+        with lzma.open(tmp_path / "many.tar.xz", "wb", preset=0) as out:
+            for number in range(66_000):
+                out.write(header(b"0", 0, f"{number}"))
     with zipfile.ZipFile(tmp_path / "many.zip", "w") as archive:
         archive.writestr("a.pt", b"a")
     directory_zip(tmp_path / "directory.zip", 70_000, b"")

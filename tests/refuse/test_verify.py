@@ -535,6 +535,7 @@ ODD_EXTRAS = [
 
 
 @pytest.mark.parametrize("text", ODD_EXTRAS, ids=lambda text: text[:24])
+@pytest.mark.sampled(3)
 def test_an_extra_that_readers_could_not_use(make_zoo, monkeypatch, text):
     """Writers refuse it, ``verify`` names it, and the zoo opens."""
     path, _ = make_zoo((4, 3))

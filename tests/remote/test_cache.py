@@ -30,6 +30,7 @@ from ckptzoo.remote.cache import (
 from ckptzoo.remote.stores import FileEntry
 from ckptzoo.schema.documents import seal
 from ckptzoo.text import parse_size
+from tests.support.effort import examples
 
 ROOT = Path(__file__).parents[2]
 MIB = 2**20
@@ -97,7 +98,7 @@ def test_room_is_made_from_what_was_not_used_for_longest(cache: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=60))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_the_bound_holds_whatever_is_read_and_written(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[int, bool]]
 ) -> None:

@@ -17,6 +17,7 @@ from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.remote.stores import CancelToken, FileEntry
 from ckptzoo.remote.web_store import StaticStore
 from ckptzoo.schema.layout import Span
+from tests.support.effort import examples
 from tests.support.serving import Fault, Served, running
 
 BLOCK = 50_000
@@ -64,7 +65,7 @@ def test_a_layer_as_it_comes(served: Served) -> None:
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_any_blocks_in_any_order_with_any_bound(data: st.DataObject) -> None:
     with running(Served({f"/{name}": content for name, content in SHARDS.items()})) as served:
         every = [block(name, at) for name in SHARDS for at in range(20)]

@@ -12,6 +12,7 @@ from ckptzoo.schema.card import Card
 from ckptzoo.schema.metadata import COLUMNS, VARIANT_COLUMNS
 from ckptzoo.schema.readme import LICENSES, config_of, first_readme, front_matter, plain, quoted
 from ckptzoo.server.responses import front_matter as parsed
+from tests.support.effort import examples
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
 NASTY = TEXT | st.text("'\"\\\n\r\t:#-[]{}&*!|>%@`\x00\x07\x7f\x85\u2028\ufeff\U0001f600 ---", min_size=1, max_size=20)
@@ -26,7 +27,7 @@ def head(card: Card, name: str = "net", **facts: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(NASTY.filter(str.strip), NASTY, NASTY, NASTY, st.lists(NASTY, max_size=4), st.lists(NASTY, max_size=3))
 def test_strings_come_through_whatever_is_in_them(
     name: str, license: str, dataset: str, net: str, datasets: list[str], licenses: list[str]

@@ -96,6 +96,7 @@ def test_what_is_wrong_is_a_problem(folder: Path, harm: Callable[[Path], object]
 
 
 def test_what_an_operator_may_want_to_know(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "blobs/00").mkdir(exist_ok=True)
     (folder / "blobs/00" / ("0" * 64)).write_bytes(b"left over")
     with hosted(folder) as server, server.service.database.writing() as connection:
         accounts.add(connection, "institute", accounts.ORGANISATION, actor=OPERATOR)

@@ -151,6 +151,7 @@ def test_zoos_of_several_widths_are_drawn_together(tmp_path: Path) -> None:
     assert again.to_json() == found.to_json()
 
 
+@pytest.mark.exhaustive
 def test_kinds_of_one_width_are_not_drawn_against_it(tmp_path: Path) -> None:
     zoos = []
     for width, recipe in ((2, "one"), (4, "one"), (8, "other")):

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.studies.density_peaks import FEW, GRID, Density, density
+from tests.support.effort import examples
 
 
 def clusters(places: list[tuple[float, float]], shares: list[int], sd: float, seed: int = 0) -> np.ndarray:
@@ -73,7 +74,7 @@ def test_too_little_has_no_peaks() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8, 3), deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(-3, 3), st.floats(0.1, 10))
 def test_shifts_and_scales_move_the_peaks_along(seed: int, shift: float, scale: float) -> None:
     points = clusters([(0, 0), (3, 1)], [200, 100], 0.4, seed)

@@ -286,6 +286,7 @@ def same(found: Discrepancy, expected: Discrepancy) -> bool:
 
 @pytest.mark.parametrize("device", [None, "cpu"])
 @pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.sampled(3)
 def test_shares_have_the_bits_of_one_process(
     perceptrons: Make, tmp_path: Path, small_blocks: None, count: int, device: str | None
 ) -> None:

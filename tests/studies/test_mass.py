@@ -207,6 +207,7 @@ def test_the_peak_may_be_at_zero() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 60])
+@pytest.mark.sampled(2)
 def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, count: int) -> None:
     found = mass(perceptrons(count, gauge=False, name="a" * 60)[0])
     first = found.plot(tmp_path / "one")

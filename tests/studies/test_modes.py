@@ -83,6 +83,7 @@ def test_planted_clusters_are_found_between_their_width_and_their_distance() -> 
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_one_cloud_has_no_steady_number() -> None:
     found = shifted(np.random.default_rng(1).normal(size=(25, 30)))
     assert (found.modes[0], found.modes[-1], found.distinct) == (25, 1, 25)
@@ -117,6 +118,7 @@ def test_so_few_points_have_no_neighbour_in_a_small_quantile() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_wide_points_keep_their_distances(monkeypatch: pytest.MonkeyPatch) -> None:
     points = np.random.default_rng(4).normal(3, 1, (12, 60))
     monkeypatch.setattr(mean_shift, "WIDE", 20)
@@ -134,7 +136,7 @@ def test_wide_points_keep_their_distances(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_symmetric_copies_are_one_mode_in_the_gauge_only(tmp_path: Path) -> None:
+def test_symmetric_copies_are_one_mode_in_the_gauge_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
     found = modes(networks(3, tmp_path, copies=5), progress=lambda done, total: seen.append((done, total)))
     assert found.counts.permutations == 24 and found.counts.scaling_train == 4
@@ -149,6 +151,7 @@ def test_symmetric_copies_are_one_mode_in_the_gauge_only(tmp_path: Path) -> None
     text = text_of(found)
     assert "each mode is 24 modes by permutations" in text and "set of 4 dimensions (15.38% of" in text
     assert "The steadiest number of all is 3" in text
+    monkeypatch.setattr(mean_shift, "BANDWIDTHS", 5)
     few = text_of(modes(networks(3, tmp_path / "few", copies=4)))
     assert "not resolved with 12 members; that takes 14 or more" in few and "steadiest number of all" not in few
 
@@ -168,6 +171,7 @@ def test_many_members_are_thinned_out(perceptrons: Make, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
+@pytest.mark.exhaustive
 def test_many_layers_are_thinned_out(perceptrons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     zoo, _ = perceptrons(6)
     both = modes(zoo, "first-weight")
@@ -180,6 +184,7 @@ def test_many_layers_are_thinned_out(perceptrons: Make, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
+@pytest.mark.exhaustive
 def test_small_pieces_give_the_same(perceptrons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     zoo, _ = perceptrons(8)
     whole = modes(zoo, "first-weight")
@@ -227,6 +232,7 @@ def test_a_zoo_without_a_table_is_refused(make_zoo: Callable[..., tuple[Path, di
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 6])
+@pytest.mark.sampled(2)
 def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, request: pytest.FixtureRequest, count: int) -> None:
     if not effort.ALL:
         request.getfixturevalue("coarse")

@@ -85,6 +85,7 @@ def test_equal_sides_correlate_perfectly_and_opposite_ones_too() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pairs_that_share_members_are_no_independent_evidence() -> None:
     """Of unrelated sides with member effects the test rejects 5 %; taking pairs for independent rejects far more."""
     rng, p_values, naive, within = np.random.default_rng(5), [], [], []

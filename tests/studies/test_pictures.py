@@ -52,6 +52,7 @@ def test_a_picture_with_nothing_to_show_is_left_out(perceptrons: Make, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["$x^2_", "網", "a" * 80])
+@pytest.mark.sampled(2)
 def test_any_name_of_a_zoo_can_be_drawn(name: str) -> None:
     assert plots.png(pictures.accuracy(name, np.array([0.5, 0.6]), np.array([])))
 

@@ -87,6 +87,7 @@ def test_sums_of_squares_need_squares(made: Made) -> None:
     assert r2(found, "raw", COPIES) < 0.5 and found.score("canonical", COPIES, RIDGE) is None
 
 
+@pytest.mark.exhaustive
 def test_steps_of_one_member_on_both_sides_look_like_knowledge(made: Made) -> None:
     drawn = np.random.default_rng(2)
     found = predict_accuracy(made(lambda flat: np.repeat(drawn.random(20), 12), steps=12, noise=0.001), splits=3)

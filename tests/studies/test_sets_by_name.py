@@ -54,6 +54,7 @@ def stored(path: Path, name: str, *, labels: bool) -> Predicted:
 
 @pytest.mark.usefixtures("data")
 @pytest.mark.parametrize("seed", range(examples(30, 3)))
+@pytest.mark.sampled(2)
 def test_any_set_of_the_same_classes_is_scored_however_it_was_stored(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(np.random.SeedSequence((3, seed)))
     dataset = str(rng.choice(["mnist", "ylecun/mnist", "digits", "fashion-mnist", "letters"]))

@@ -121,6 +121,7 @@ def test_planted_modes_are_folded(written: Callable[..., ckptzoo.Zoo]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trained_networks_have_fewer_modes_without_symmetries(written: Callable[..., ckptzoo.Zoo]) -> None:
     weights, losses = trained(1200)
     found = toy(written(weights, lambda at: {"train_loss": float(losses[at])}))
@@ -205,6 +206,7 @@ def test_small_batches_give_the_same(written: Callable[..., ckptzoo.Zoo], monkey
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 400])
+@pytest.mark.sampled(2)
 def test_print_plot_and_json(written: Callable[..., ckptzoo.Zoo], tmp_path: Path, count: int) -> None:
     found = toy(written(disguised(np.random.default_rng(8).normal(size=(count, 2)))[0], name="a" * 60))
     text = text_of(found)

@@ -76,6 +76,7 @@ def printed(found: Transpositions) -> str:
 
 
 @pytest.mark.parametrize("name", ["mlp-4-12-3", "mlp-tanh-4-7-6-3", "optunet-4-4-7-20-3-2", "resnet8-conv-3"])
+@pytest.mark.sampled(2)
 def test_copies_are_found_as_they_were_planted(tmp_path: Path, name: str) -> None:
     zoo = planted_zoo(tmp_path / "zoo", name)
     found = transpositions(zoo, points=3)

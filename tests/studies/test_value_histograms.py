@@ -8,6 +8,7 @@ from hypothesis.extra.numpy import arrays
 
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.studies.shared.value_histograms import ValueHistogram
+from tests.support.effort import examples
 
 VALUES = arrays(np.float32, st.integers(1, 300), elements=st.floats(-1e6, 1e6, width=32))
 
@@ -19,7 +20,7 @@ def counted(*pieces: np.ndarray) -> ValueHistogram:
     return made
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(VALUES)
 def test_moments_are_those_of_the_values(values: np.ndarray) -> None:
     made = counted(values)
@@ -30,7 +31,7 @@ def test_moments_are_those_of_the_values(values: np.ndarray) -> None:
     assert made.sd == pytest.approx(exact.std(), rel=1e-6, abs=1e-6 * scale)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(VALUES, st.floats(0, 1))
 def test_quantile_lies_between_order_statistics(values: np.ndarray, q: float) -> None:
     ordered = np.sort(values.astype(np.float64))
@@ -41,7 +42,7 @@ def test_quantile_lies_between_order_statistics(values: np.ndarray, q: float) ->
     assert min(low, high) - slack <= found <= max(low, high) + slack
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(VALUES, st.integers(1, 299))
 def test_pieces_count_as_the_whole(values: np.ndarray, cut: int) -> None:
     whole, parts = counted(values), counted(values[:cut], values[cut:])

@@ -1,11 +1,12 @@
 """How thorough a run of the tests is.
 
-By default properties are tried on up to 20 examples, costly ones on 12 or fewer, long series (kinds of faults, kills,
+By default properties are tried on up to 12 examples, costly ones on 8 or fewer, long series (kinds of faults, kills,
 flipped bytes, real networks) are sampled, tests marked ``exhaustive`` are skipped, and of the cases of tests marked
 ``sampled(n)`` every n-th runs. With ``CKPTZOO_TESTS=all`` every count is taken in full (``make test-all``).
 """
 
 import os
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -13,11 +14,20 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 ALL = os.environ.get("CKPTZOO_TESTS") == "all"
-MAX_EXAMPLES = 20
-FEW_EXAMPLES = 12
+MAX_EXAMPLES = 12
+FEW_EXAMPLES = 8
 """For properties of which an example takes more than about 20 ms."""
 SLOW_FOLDERS = ("builders", "cards", "cli", "faults", "hub", "laws", "project", "server")
 """Tests here start servers or processes, train networks, or try many examples: each is ``slow``."""
+
+
+_MEMORY, _SCRATCH_BYTES = Path("/dev/shm"), 8 * 2**30
+
+
+def scratch_folder() -> Path | None:
+    """A file system in memory, if this machine has one with room: on a disk, tests wait for it half of their time."""
+    has_room = _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _SCRATCH_BYTES
+    return _MEMORY if has_room else None
 
 
 def examples(count: int, limit: int = MAX_EXAMPLES) -> int:

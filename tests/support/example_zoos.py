@@ -57,12 +57,12 @@ def write_zoos(folder: Path) -> Path:
     return folder
 
 
-def fill_hub(folder: Path, served: Path) -> None:
-    """Make the folder of a hub that has ``lab/optunets``, the zoo ``few``, and the collection ``lab/zoos`` of all."""
-    collection = shutil.copytree(folder / "zoos", folder / "collection")
+def fill_hub(folder: Path, hub: Path) -> None:
+    """Make ``served``, the folder of a hub that has ``lab/optunets``, the zoo ``few``, and the collection ``lab/zoos``."""
+    collection = shutil.copytree(folder / "zoos", hub / "collection")
     ckptzoo.write_collection(collection)
-    with pytest.MonkeyPatch.context() as monkeypatch, hosted(served) as server:
-        isolate_clients(folder / "clients", monkeypatch)
+    with pytest.MonkeyPatch.context() as monkeypatch, hosted(hub / "served") as server:
+        isolate_clients(hub / "clients", monkeypatch)
         token = server.tokens["write"]
         ckptzoo.push(folder / "zoos/few", "lab/optunets", endpoint=server.url, token=token)
         api = HfApi(server.url, token)

@@ -237,7 +237,7 @@ def test_numpy_alone_needs_no_torch(blocked: bool) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(networks(nested=True), st.integers(0, 4), seeds, floats, st.booleans())
 def test_cuda_has_the_bits_of_numpy(net: Network, K: int, seed: int, dtype: type, moved: bool) -> None:
     weights, g = net.weights(K, seed, dtype), net.element(K, seed + 1)

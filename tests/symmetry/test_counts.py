@@ -16,6 +16,7 @@ from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, 
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import Counts, GroupElement, count, counts_by_group
 from ckptzoo.symmetry.tables import table_of
+from tests.support.effort import examples
 
 
 def _log10_factorials(*sizes: int) -> float:
@@ -52,7 +53,7 @@ def test_resnet20() -> None:
     assert round(count("resnet20-pad-100").log10_permutations, 3) == 475.594
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.integers(1, 60), min_size=2, max_size=6), st.booleans())
 def test_perceptrons_in_closed_form(widths: list[int], odd: bool) -> None:
     found = count(("mlp-tanh-" if odd else "mlp-") + "-".join(map(str, widths)))

@@ -107,9 +107,9 @@ class Blobs:
 
     def __init__(self, root: Path) -> None:
         self._root, self._blobs, self._incoming = root, root / "blobs", root / "incoming"
-        # made and flushed once; a folder made later would have to be flushed before its first blob counts as stored
-        for first in range(256):
-            (self._blobs / f"{first:02x}").mkdir(parents=True, exist_ok=True)
+        self._blobs.mkdir(parents=True, exist_ok=True)
+        self._flushed = {folder.name for folder in self._blobs.iterdir()}
+        """Folders of blobs whose own names are on the disk."""
         self._uploads: dict[str, tuple[str, float]] = {}
         """Uploads in parts that are in progress, the oldest first: the contributor, and when they began."""
         self._lock = threading.Lock()
@@ -154,6 +154,11 @@ class Blobs:
                 message = f"Content: expected {size} bytes with sha256 {sha256}, got {arriving.size} with {digest}."
                 raise Refusal(422, message)
             target = self.path(sha256)
+            # several threads may make the same folder; each relies on it only when its name is on the disk
+            if target.parent.name not in self._flushed:
+                target.parent.mkdir(exist_ok=True)
+                sync(self._blobs)
+                self._flushed.add(target.parent.name)
             with self.held():
                 arriving.path.replace(target)
             # a rename is on the disk once its folder is (fsync(2))

@@ -108,6 +108,7 @@ def test_the_path_of_optunet_is_the_general_one() -> None:
 
 
 @pytest.mark.parametrize(("architecture", "loss", "shape"), CASES)
+@pytest.mark.sampled(2)
 def test_threads_change_no_bit(architecture: str, loss: str, shape: tuple[int, ...]) -> None:
     weights = network(architecture, dtype=torch.float32)
     inputs = TrainingInputs(examples_of(shape, 4200).float())

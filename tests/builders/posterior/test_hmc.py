@@ -97,7 +97,8 @@ def test_a_linear_network_has_its_posterior_in_closed_form() -> None:
     assert (np.abs(np.cov(found.T) - covariance) < 5 * error).all()
 
 
-@pytest.mark.parametrize("burn_in", [pytest.param(0, marks=pytest.mark.exhaustive), 60])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("burn_in", [0, 60])
 def test_a_rejected_transition_repeats_the_weights(burn_in: int) -> None:
     method = method_of(TOY, burn_in=burn_in, transitions=6, target_acceptance=0.5, step_size=0.1)
     surroundings, state = started(method, 12)
@@ -116,6 +117,7 @@ def test_a_rejected_transition_repeats_the_weights(burn_in: int) -> None:
     ).tolist()
 
 
+@pytest.mark.exhaustive
 def test_draws_of_a_zoo_are_the_chain_after_each_transition(tmp_path: Path) -> None:
     changes = {**SHORT, "burn_in": 60, "transitions": 6, "target_acceptance": 0.5}
     build("hmc", TOY, tmp_path / "zoo", modes=3, draws=6, changes=changes, console=QUIET)
@@ -138,6 +140,7 @@ def test_draws_of_a_zoo_are_the_chain_after_each_transition(tmp_path: Path) -> N
     assert repeated
 
 
+@pytest.mark.exhaustive
 def test_stops_change_no_bit(tmp_path: Path) -> None:
     method = method_of(TOY, burn_in=40, transitions=10)
     surroundings, whole = started(method, 2)
@@ -162,6 +165,7 @@ def test_stops_change_no_bit(tmp_path: Path) -> None:
         ),
     ],
 )
+@pytest.mark.exhaustive
 def test_a_chain_does_not_depend_on_those_beside_it(recipe: Recipe) -> None:
     method = method_of(recipe, burn_in=25, transitions=5)
     surroundings, together = started(method, 5)
@@ -175,6 +179,7 @@ def test_a_chain_does_not_depend_on_those_beside_it(recipe: Recipe) -> None:
             assert tensor[0].numpy().tobytes() == together.weights[name][mode].numpy().tobytes()
 
 
+@pytest.mark.exhaustive
 def test_the_warm_up_adapts_as_blackjax_does() -> None:
     import jax
     from blackjax.adaptation import window_adaptation

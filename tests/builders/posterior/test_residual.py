@@ -44,7 +44,7 @@ def members(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", CHANGES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_draws_are_whole_checkpoints_with_statistics_of_their_own_weights(
     method: str, folder: Path, members: Path, tmp_path: Path
 ) -> None:

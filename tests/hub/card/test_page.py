@@ -21,6 +21,7 @@ from ckptzoo.schema.card import Card
 from ckptzoo.server.responses import front_matter as parsed
 from ckptzoo.studies.inventory import inventory
 from ckptzoo.text import counted
+from tests.support.effort import examples
 from tests.support.hub_zoos import ARCH, TABLE, grown, weights_of, zoo_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
@@ -267,7 +268,7 @@ def test_an_empty_zoo_has_a_page(tmp_path: Path) -> None:
 TEXT = st.text(max_size=120) | st.text("`|\\<>[]()*_#~!&$\n\r\t -:\"'x\x00\x1b\u202e", max_size=60)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(TEXT, TEXT, TEXT), min_size=1, max_size=3), st.floats(), st.floats())
 def test_untrusted_strings_stay_what_they_are(
     tmp_path_factory: pytest.TempPathFactory, texts: list[tuple[str, str, str]], loss: float, epoch: float

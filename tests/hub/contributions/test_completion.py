@@ -70,6 +70,7 @@ def test_figures_that_were_measured_are_kept_with_who_measured_them(tamper: Tamp
     assert ckptzoo.verify(down) == []
 
 
+@pytest.mark.exhaustive
 def test_the_last_of_several_figures_counts(tamper: Tamper) -> None:
     """Also where the zoo has later figures already, in parts of the same numbers."""
     published(tamper)
@@ -165,6 +166,7 @@ def test_finish_does_all_but_the_merge(tamper: Tamper, tmp_path: Path) -> None:
     assert "--finish" not in browser.get(f"/datasets/{ZOO}").text
 
 
+@pytest.mark.exhaustive
 def test_finish_after_one_that_derived_nothing(tamper: Tamper) -> None:
     published(tamper)
     number = proposed(tamper)

@@ -103,7 +103,7 @@ def test_the_pull_request_moves_on_during_the_review(tamper: Tamper, monkeypatch
 @pytest.mark.parametrize("target", ["the pull request", "the zoo"])
 @pytest.mark.parametrize("name", ["parts/000009-01234567/raw-00.safetensors", "zoo.json", "more.txt"])
 @pytest.mark.parametrize("expects", [True, False], ids=["own server", "hub without expected commits"])
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 def test_a_commit_that_arrives_behind_the_last_look(
     tamper: Tamper, monkeypatch: pytest.MonkeyPatch, target: str, name: str, expects: bool
 ) -> None:

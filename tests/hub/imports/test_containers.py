@@ -261,6 +261,7 @@ def test_one_broken_file_ends_nothing_where_it_may_be_skipped(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["unknown", "shard", "twice", "archive", "empty"])
+@pytest.mark.sampled(3)
 def test_what_was_read_before_an_error_is_kept_and_the_same_call_goes_on(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,7 +104,7 @@ def expected(count: int) -> Counter[bytes]:
     return Counter(b"".join(state[name].tobytes() for name in sorted(state)) for state in map(network, range(count)))
 
 
-@settings(max_examples=examples(60, 12), deadline=None)
+@settings(max_examples=examples(60, 6), deadline=None)
 @given(
     layouts=st.lists(st.sampled_from(list(LAYOUTS)), min_size=1, max_size=3),
     beside=st.lists(st.sampled_from(list(OTHERS)), max_size=5, unique=True),

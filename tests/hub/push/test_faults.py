@@ -30,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("hasty")
 
 
 @pytest.mark.parametrize("full", [True, False])
+@pytest.mark.sampled(2)
 def test_a_server_that_cannot_write_says_so(server: Hosted, make_zoo: Make, tmp_path: Path, full: bool) -> None:
     zoo = make_zoo()
     whole, limit = server.service.blobs.arrive, 3

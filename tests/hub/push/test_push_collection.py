@@ -134,6 +134,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("commits", range(10) if ALL else (5,))
+@pytest.mark.exhaustive
 def test_a_push_that_is_killed_leaves_the_collection_as_it_was(
     server: Hosted, both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commits: int
 ) -> None:

@@ -31,6 +31,7 @@ def relative(found: Aligned) -> np.ndarray:
 
 @pytest.mark.parametrize("name", TABLES)
 @pytest.mark.parametrize(("dtype", "least"), [(np.float64, 1e-10), (np.float32, 1e-4)])
+@pytest.mark.sampled(4)
 def test_a_disguise_of_the_reference_is_undone(name: str, dtype: type, least: float) -> None:
     table, shapes = TABLES[name]
     reference = weights_of(shapes, 1, 1, dtype)
@@ -49,6 +50,7 @@ def test_a_disguise_of_the_reference_is_undone(name: str, dtype: type, least: fl
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.sampled(2)
 def test_noise_keeps_the_distance_far_below_that_of_canonical_forms(name: str) -> None:
     table, shapes = TABLES[name]
     reference = weights_of(shapes, 1, 1)
@@ -104,7 +106,7 @@ def test_heads_of_one_channel_are_matched_as_by_brute_force() -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(2)
 def test_the_distance_never_rises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of unrelated networks, which take several sweeps."""
     table, shapes = TABLES[name]
@@ -138,6 +140,7 @@ def test_the_distance_never_rises(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ["rotary, RMSNorm", "packed"])
+@pytest.mark.sampled(2)
 def test_the_result_depends_neither_on_the_disguise_nor_on_the_batch(name: str) -> None:
     table, shapes = TABLES[name]
     weights, reference = weights_of(shapes, 3, 1), weights_of(shapes, 1, 2)

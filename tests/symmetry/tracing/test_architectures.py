@@ -30,7 +30,7 @@ def cases(*names: str) -> list[object]:
 
 
 @pytest.mark.parametrize("name", cases(*(name for name in SMALL if name != LARGE)))
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_counts_and_canonical_forms_are_those_of_the_page(name: str) -> None:
     row = measured(name)
     page = (ROOT / "docs" / "architectures.md").read_text()

@@ -171,6 +171,7 @@ CASES |= {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_tables(name: str) -> None:
     check(CASES[name])
 
@@ -325,6 +326,7 @@ COMPLETE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPLETE)
+@pytest.mark.sampled(2)
 def test_no_permutation_is_missed(name: str) -> None:
     forward, parts, sites, expected = COMPLETE[name]
     module = net(forward, **parts)
@@ -375,6 +377,7 @@ MULTIPLIED = ("8/4 16/8 n", "8/4 n 8/4 r", "8/4 +2", "8/4*2 n 16/2", "8/4 8/8 n 
 
 
 @pytest.mark.parametrize("text", MULTIPLIED)
+@pytest.mark.sampled(3)
 def test_depthwise_convolutions_with_a_multiplier_and_norms_behind(text: str) -> None:
     module = Grouped(text).eval()
     traced = checked_trace(module, images(3, 3))

@@ -102,7 +102,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "act"), CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_every_checkpoint_keeps_its_function(name: str, act: Callable[..., Any]) -> None:
     meet, moved = MEET[name]
     networks = [Masked(meet, act, seed) for seed in range(4)]

@@ -266,6 +266,7 @@ FEW = {"LSTM", "convex combinations", "LayerNorm without gains", "cosines of hea
 @pytest.mark.parametrize(
     "name", [name if name in FEW else pytest.param(name, marks=pytest.mark.exhaustive) for name in CASES]
 )
+@pytest.mark.sampled(2)
 def test_kinds_and_notes(name: str) -> None:
     forward, parts, example, kinds, notes = CASES[name]
     module = net(forward, **parts)

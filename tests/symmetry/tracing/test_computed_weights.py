@@ -234,6 +234,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_tables(name: str) -> None:
     check(CASES[name])
 
@@ -324,6 +325,7 @@ BRUTE = {
 
 
 @pytest.mark.parametrize("name", BRUTE)
+@pytest.mark.sampled(2)
 def test_no_signed_permutation_is_missed(name: str) -> None:
     forward, parts, example, sites, expected = BRUTE[name]
     module = net(forward, **parts)
@@ -342,6 +344,7 @@ def _groups(table: Any, tensor: str, axis: int) -> set[str]:
 
 
 @pytest.mark.parametrize("norm", [RMSNorm, nn.RMSNorm, lambda size: nn.RMSNorm(size, elementwise_affine=False)])
+@pytest.mark.sampled(3)
 def test_a_stream_has_signs_however_its_norms_are_computed(norm: Callable[[int], nn.Module]) -> None:
     parts = {"a": linear(5, 4), "n": part(norm, 4), "f": part(norm, 4), "u": linear(4, 3), "d": linear(3, 4)}
     table = monomial(checked_trace(net(_stream, **parts, o=linear(4, 2)), rows(5)).symmetry)
@@ -373,6 +376,7 @@ DISGUISED = {
 
 
 @pytest.mark.parametrize("name", DISGUISED)
+@pytest.mark.sampled(2)
 def test_two_disguises_have_one_canonical_form(name: str) -> None:
     case = DISGUISED[name]
     module = net(case.forward, **case.parts)
@@ -433,6 +437,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("name", MIXED)
+@pytest.mark.sampled(2)
 def test_experts_that_are_modules_have_units_of_their_own(name: str) -> None:
     """No table exchanges tensors, so that the experts themselves stay in place."""
     module = net(MIXED[name], **EXPERTS)

@@ -82,7 +82,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_tables_are_found_and_canonical(name: str) -> None:
     torch.manual_seed(0)
     module = KINDS[name]().eval()

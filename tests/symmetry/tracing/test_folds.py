@@ -155,7 +155,7 @@ BLOCK = 2 * D + 8 * D - 2 * D + 2 * FF + 2
     ("layers", "tied", "parameters", "total"),
     [(1, False, 932, 241), (2, False, 1464, 411), (1, True, 764, 176), (2, True, 1296, 346)],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_a_decoder_has_as_many_free_dimensions_as_its_jacobian(
     layers: int, tied: bool, parameters: int, total: int
 ) -> None:
@@ -184,7 +184,7 @@ def test_rows_without_a_bias_hold_the_constants() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_layers_of_torch(norm_first: bool, bias: bool) -> None:
     module = net(
         lambda m, x: m.layer(x),
@@ -246,7 +246,7 @@ class Recurrent(nn.Module):
         (nn.RNN, {"bidirectional": True}, 6),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_recurrent_layers_have_two_biases_that_are_summed(
     kind: type[nn.RNNBase], options: dict[str, Any], summed: int, embedded: bool
 ) -> None:

@@ -184,6 +184,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_tables(name: str) -> None:
     check(CASES[name])
 
@@ -276,6 +277,7 @@ def test_two_disguises_have_one_form(name: str, gauge: Any) -> None:
 
 
 @pytest.mark.parametrize("act", [F.relu, torch.tanh, nn.Identity()])
+@pytest.mark.sampled(3)
 def test_two_disguises_of_a_residual_block_have_one_form(act: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """The table has matrices, so that its scales come first and its signs last."""
     module = Block(act)

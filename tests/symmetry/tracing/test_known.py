@@ -67,7 +67,7 @@ def _mover(table: Symmetry, group: Group) -> str:
         ("resnet20-conv-10", 8),
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_the_registry(name: str, size: int | None) -> None:
     shape = archs.architecture(name).input_shape
     assert shape is not None
@@ -81,6 +81,7 @@ def test_the_registry(name: str, size: int | None) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_resnet18() -> None:
     traced = trace(archs.get("resnet18-10")(), torch.randn(1, 3, 8, 8))
     assert traced.symmetry == archs.symmetry("resnet18-10")
@@ -91,6 +92,7 @@ def test_resnet18() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_counts_of_resnet20() -> None:
     for shortcut, expected in (("pad", 475.59), ("conv", 551.38)):
         traced = trace(archs.get(f"resnet20-{shortcut}-10")(), torch.randn(1, 3, 8, 8))

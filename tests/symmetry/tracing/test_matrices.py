@@ -136,6 +136,7 @@ def kinds(table: Symmetry) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", KINDS)
+@pytest.mark.sampled(2)
 def test_kinds(name: str) -> None:
     forward, parts, example, expected = KINDS[name]
     assert kinds(checked_trace(net(forward, **parts), example).symmetry) == expected
@@ -160,6 +161,7 @@ def test_heads_of_one_rotary_pair() -> None:
 
 
 @pytest.mark.parametrize(("tied", "free", "stream"), [(False, 328, "orthogonal"), (True, 192, "sign")])
+@pytest.mark.sampled(2)
 def test_llama_has_the_dimensions_of_its_nullity(tied: bool, free: int, stream: str) -> None:
     module = Llama(tied)
     table = checked_trace(module, WORDS).symmetry
@@ -263,6 +265,7 @@ def test_two_disguises_have_one_canonical_form(name: str) -> None:
     assert float((outputs[0] - outputs[1]).abs().max() / outputs[0].abs().max()) <= 1e-12
 
 
+@pytest.mark.exhaustive
 def test_disguises_in_float32() -> None:
     torch.manual_seed(0)
     module, example = DISGUISED["Llama"]()

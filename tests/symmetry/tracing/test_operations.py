@@ -109,6 +109,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.sampled(2)
 def test_what_passes(kind: str, name: str) -> None:
     traced = trace(_between(KINDS[kind][name]), STEPS)
     assert traced.worst < 1e-9 and not any("outputs by" in note for note in traced.notes)
@@ -142,6 +143,7 @@ def test_two_operations_in_a_row_keep_outputs(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])
+@pytest.mark.sampled(2)
 def test_cells_are_recurrent_layers(kind: type[nn.Module]) -> None:
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
         state = None
@@ -155,7 +157,7 @@ def test_cells_are_recurrent_layers(kind: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("in_order", [True, False])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_packed_sequences(kind: type[nn.Module], in_order: bool) -> None:
     class Packed(nn.Module):
         def __init__(self) -> None:

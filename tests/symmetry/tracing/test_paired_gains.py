@@ -73,6 +73,7 @@ class Attention(nn.Module):
         (None, "entries", HEAD),
     ],
 )
+@pytest.mark.sampled(3)
 def test_only_products_of_gains_count(norm: type[nn.Module] | None, layout: str, scales: int) -> None:
     module = Attention(norm, layout)
     table = checked_trace(module, EXAMPLE).symmetry
@@ -84,6 +85,7 @@ def test_only_products_of_gains_count(norm: type[nn.Module] | None, layout: str,
     assert dict(count(table).continuous)["scales"] == scales
 
 
+@pytest.mark.exhaustive
 def test_the_dimensions_are_those_of_the_jacobian() -> None:
     module = Attention(RMSNorm, "halves")
     traced = checked_trace(module, EXAMPLE)

@@ -87,6 +87,7 @@ CASES |= {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_tables(name: str) -> None:
     check(CASES[name])
 
@@ -99,6 +100,7 @@ def test_the_number_of_symmetries(kind: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.sampled(3)
 def test_layers_and_directions(kind: type[nn.Module], bias: bool) -> None:
     layer = part(kind, 3, 5, 2, batch_first=True, bidirectional=True, bias=bias, dropout=0.5)
     module = net(lambda m, x: (m.o(m.r(x)[0]), m.s(m.r(x)[0][:, -1])), r=layer, o=linear(10, 2), s=linear(10, 1))

@@ -107,7 +107,7 @@ def exchanged(table: Symmetry) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize(("heads", "shared"), [(4, 1), (4, 2), (6, 3), (6, 2)])
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 def test_heads_are_exchanged_within_those_that_they_share(layout: str, heads: int, shared: int, rotary: bool) -> None:
     table = checked_trace(made(heads=heads, shared=shared, rotary=rotary, layout=layout), EXAMPLE).symmetry
     assert exchanged(table) == [(shared, heads // shared)]
@@ -123,6 +123,7 @@ def test_heads_that_share_nothing_have_no_group_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("extra", ALIKE)
+@pytest.mark.sampled(2)
 def test_parameters_of_each_head_move_with_it(extra: str) -> None:
     table = checked_trace(made(extra=extra), EXAMPLE).symmetry
     assert exchanged(table) == [(2, 2)]
@@ -132,6 +133,7 @@ def test_parameters_of_each_head_move_with_it(extra: str) -> None:
 
 
 @pytest.mark.parametrize("extra", APART)
+@pytest.mark.sampled(2)
 def test_heads_that_differ_by_constants_keep_their_order(extra: str) -> None:
     assert exchanged(checked_trace(made(extra=extra), EXAMPLE).symmetry) == []
 
@@ -146,6 +148,7 @@ def test_a_flattened_image_is_not_taken_for_heads() -> None:
 
 
 @pytest.mark.parametrize(("shared", "rotary"), [(1, True), (2, True), (2, False)])
+@pytest.mark.sampled(2)
 def test_two_disguises_have_one_canonical_form(shared: int, rotary: bool) -> None:
     module = made(shared=shared, rotary=rotary).double()
     table = trace(module, EXAMPLE).symmetry

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from ckptzoo.derive import Derived
+    from ckptzoo.derive.duplicates import Duplicates
     from ckptzoo.loader.zoo import Zoo
 
 Store = Annotated[
@@ -391,19 +392,7 @@ def dedupe(
         outputs |= {"threshold": None if near is None else near.threshold, "not_compared": reason}
         emit({"zoo": zoo, **duplicates.to_json(), "outputs": outputs})
         return
-    for ids, identical in list(zip(duplicates.groups, duplicates.identical, strict=True))[:_MAX_PAIRS]:
-        print(printable(f"{'the same' if identical else 'the same to rounding'}: {_named(ids)}"))
-    if len(duplicates.groups) > _MAX_PAIRS:
-        print(f"{counted(len(duplicates.groups) - _MAX_PAIRS, 'more group')}; --json lists all.")
-    for pair in (duplicates.near or ())[:_MAX_PAIRS]:
-        print(printable(f"nearly the same weights, {pair.distance:.2g} apart: {', '.join(pair.ids)}"))
-    compared = counted(duplicates.checkpoints, "checkpoint")
-    print(f"{zoo}: {compared} compared, {duplicates.spare:,} of them permuted or rescaled copies.")
-    if duplicates.uncertain:
-        print(f"{duplicates.uncertain:,} with channels that look alike: scaled copies of them may be missed")
-    if duplicates.skipped:
-        shown = _named(duplicates.skipped)
-        print(printable(f"{len(duplicates.skipped):,} not compared, not finite or with ties unresolved: {shown}"))
+    _print_copies(zoo, duplicates)
     if near is None:
         print(printable(f"outputs were not compared: {reason}"))
         return
@@ -420,6 +409,25 @@ def dedupe(
         f"{near.found:,} pairs, copies among them," if near.found > len(near.pairs) else counted(len(others), "pair")
     )
     print(f"outputs of {counted(near.compared, 'member')} compared: {count} {within}.")
+
+
+def _print_copies(zoo: str, duplicates: "Duplicates") -> None:
+    """Print groups of copies and pairs of near weights, the first of many, and what was not compared."""
+    from ckptzoo.text import counted, printable
+
+    for ids, identical in list(zip(duplicates.groups, duplicates.identical, strict=True))[:_MAX_PAIRS]:
+        print(printable(f"{'the same' if identical else 'the same to rounding'}: {_named(ids)}"))
+    if len(duplicates.groups) > _MAX_PAIRS:
+        print(f"{counted(len(duplicates.groups) - _MAX_PAIRS, 'more group')}; --json lists all.")
+    for pair in (duplicates.near or ())[:_MAX_PAIRS]:
+        print(printable(f"nearly the same weights, {pair.distance:.2g} apart: {', '.join(pair.ids)}"))
+    compared = counted(duplicates.checkpoints, "checkpoint")
+    print(f"{zoo}: {compared} compared, {duplicates.spare:,} of them permuted or rescaled copies.")
+    if duplicates.uncertain:
+        print(f"{duplicates.uncertain:,} with channels that look alike: scaled copies of them may be missed")
+    if duplicates.skipped:
+        shown = _named(duplicates.skipped)
+        print(printable(f"{len(duplicates.skipped):,} not compared, not finite or with ties unresolved: {shown}"))
 
 
 def _named(ids: Sequence[str]) -> str:

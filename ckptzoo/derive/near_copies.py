@@ -198,7 +198,7 @@ def near_copies(
     found = Points(tuple(members.ids), origins(members), values)
     threshold = found.threshold()
     if threshold is None:
-        step = "Compare them with dedupe, which needs no others."
+        step = "Weights of fewer are compared all the same; add members to compare outputs."
         got = str(len(set(found.origins.tolist())))
         raise ZooError(Problem(zoo.name, "independent members", f"at least {LEAST_MEMBERS}", got, step))
     pairs, count = found.near(found, threshold)

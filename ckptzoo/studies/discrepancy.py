@@ -36,7 +36,7 @@ Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedSet:
     """One of the two sets.
 
     ``variant`` is the gauge of its weights; ``checkpoints`` counts the compared ones; ``left`` counts those left out
@@ -122,8 +122,8 @@ class Discrepancy(StudyResult, derived=("median", "mean", "most", "p"), named={"
 
     file: ClassVar[str] = "mmd.json"
 
-    x: Side
-    y: Side
+    x: ComparedSet
+    y: ComparedSet
     architecture: str
     rule: str
     permutations: int
@@ -472,7 +472,7 @@ def _shapes(zoo_x: Zoo, zoo_y: Zoo) -> dict[str, tuple[int, ...]]:
     return shapes_x
 
 
-def _chosen(zoo: Zoo, variant: str) -> tuple[Zoo, Side]:
+def _chosen(zoo: Zoo, variant: str) -> tuple[Zoo, ComparedSet]:
     """Each member's last step, without those that are not finite."""
     if variant != layout.RAW:
         table_of(zoo, variant)
@@ -484,7 +484,7 @@ def _chosen(zoo: Zoo, variant: str) -> tuple[Zoo, Side]:
     as_trained = 0
     if variant != layout.RAW and variant in zoo.variants:
         as_trained = int((~finite.variant_metadata(variant)["gauged"].to_numpy().astype(np.bool_)).sum())
-    return finite, Side(zoo.name, variant, len(finite), len(last) - len(finite), as_trained)
+    return finite, ComparedSet(zoo.name, variant, len(finite), len(last) - len(finite), as_trained)
 
 
 def _shared(x: Zoo, y: Zoo) -> int:

@@ -54,7 +54,7 @@ class _Edges:
     salts: tuple[np.uint64, ...]
 
 
-class Graph:
+class ChannelGraph:
     """The weighted graph of one checkpoint, from scaled weights (tensor name to (*shape)) in the dtype that is stored.
 
     Attributes
@@ -356,10 +356,10 @@ def split(colours: Colours, values: np.ndarray) -> Colours:
     return finer
 
 
-class Signatures:
+class EdgeSums:
     """The sums of a graph's edges under a colouring, updated from one colouring to the next."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: ChannelGraph) -> None:
         self.graph = graph
         # ``mix`` maps 0 to 0: the increment of splitmix64 keeps colour 0 from having no weight
         self._hashes = mix(np.arange(graph.size, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15))

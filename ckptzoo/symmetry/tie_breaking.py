@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckptzoo.symmetry.action import apply
-from ckptzoo.symmetry.colour_refinement import Colours, Graph, Signatures, dense, mix, split
+from ckptzoo.symmetry.colour_refinement import ChannelGraph, Colours, EdgeSums, dense, mix, split
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.kinds.registry import permutations_of
 from ckptzoo.symmetry.moments import Moments
@@ -76,8 +76,8 @@ def _break_ties(row: int, scaled: Moments, keys: dict[str, np.ndarray], order: O
     symmetry = scaled.symmetry
     arrays = {name: array[row : row + 1] for name, array in scaled.arrays.items()}
     checkpoint = Moments(arrays, symmetry, cubes=scaled.cubes)
-    graph = Graph({name: array[0] for name, array in checkpoint.arrays.items()}, symmetry)
-    rough = Graph({name: np.round(array[0] * ROUGH) for name, array in checkpoint.arrays.items()}, symmetry)
+    graph = ChannelGraph({name: array[0] for name, array in checkpoint.arrays.items()}, symmetry)
+    rough = ChannelGraph({name: np.round(array[0] * ROUGH) for name, array in checkpoint.arrays.items()}, symmetry)
     columns = np.zeros((graph.size, 3))
     for group in reversed(leaders(symmetry)):  # blocks that several groups share have the keys of the first one
         channels = columns[graph.channels(group.id)]
@@ -146,9 +146,9 @@ class Search:
         whether the search came to its end, so that the colouring is canonical.
     """
 
-    def __init__(self, graphs: Sequence[Graph], colours: Colours) -> None:
+    def __init__(self, graphs: Sequence[ChannelGraph], colours: Colours) -> None:
         self._graph = graphs[-1]
-        self._signatures = [Signatures(graph) for graph in graphs]
+        self._signatures = [EdgeSums(graph) for graph in graphs]
         self._limit = max(WORK, WORK_PER_EDGE * self._graph.edges)
         self._twins: dict[int, np.ndarray | None] = {}
         self._orbits = np.arange(self._graph.size)

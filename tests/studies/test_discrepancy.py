@@ -21,7 +21,7 @@ from ckptzoo.measure import mmd2, mmd_test, p_value
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import discrepancy as module
 from ckptzoo.studies import mmd
-from ckptzoo.studies.discrepancy import Discrepancy, LayerDiscrepancy, Side, measure_share
+from ckptzoo.studies.discrepancy import ComparedSet, Discrepancy, LayerDiscrepancy, measure_share
 from ckptzoo.studies.plots import discrepancy as discrepancy_pictures
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
@@ -141,7 +141,7 @@ def test_last_steps_are_compared_and_what_is_not_finite_is_left_out(perceptrons:
     derive(tmp_path / "steps", gauge="first-weight")
     steps = ckptzoo.open(tmp_path / "steps")
     found = mmd(steps, zoo)
-    assert found.x == Side("steps", "raw", 13, 2, 0) and found.y.checkpoints == 30
+    assert found.x == ComparedSet("steps", "raw", 13, 2, 0) and found.y.checkpoints == 30
     expected = mmd2(weights["out.weight"][[*range(15, 25), 26, 27, 28]], np.asarray(zoo["out.weight"]))
     np.testing.assert_allclose(found.layers[1].mmd2, expected, atol=1e-12)
     assert "13 checkpoints; 2 left out, not finite" in text_of(found)
@@ -241,7 +241,7 @@ def test_many_layers_are_drawn(tmp_path: Path) -> None:
     layers = tuple(
         LayerDiscrepancy(f"block{at}." + "long" * 20, 10, row, row, None, row[:3]) for at, row in enumerate(values)
     )
-    side = Side("name-" * 30, "a-gauge-with-a-long-name", 1000, 3, 0)
+    side = ComparedSet("name-" * 30, "a-gauge-with-a-long-name", 1000, 3, 0)
     found = Discrepancy(side, side, "deep", "paper", 0, 0, 0, layers, layers, ())
     heights = [imread(found.plot(tmp_path)[0]).shape[0]]
     few = Discrepancy(side, side, "deep", "paper", 0, 0, 0, layers[:62], layers[:62], ())

@@ -229,7 +229,7 @@ def test_the_work_of_a_search_is_bounded_and_a_hopeless_one_ends(monkeypatch: py
     looked: list[int] = []
     for limit in (2**40, 2**21, 2**21):
         monkeypatch.setattr(tie_breaking, "WORK", limit)
-        graph = colour_refinement.Graph(weights, table)
+        graph = colour_refinement.ChannelGraph(weights, table)
         search = tie_breaking.Search([graph], graph.fixed())
         assert sorted(search.best.tolist()) == list(range(graph.size))
         assert search.complete == (limit == 2**40)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
-from ckptzoo.studies.discrepancy import Discrepancy, LayerDiscrepancy, Side
+from ckptzoo.studies.discrepancy import ComparedSet, Discrepancy, LayerDiscrepancy
 from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
@@ -22,7 +22,10 @@ BAND = (0.05, 0.95)
 
 @styled
 def discrepancies(
-    sides: tuple[Side, Side], measured: Sequence[LayerDiscrepancy], average: float, chance: tuple[int, float] | None
+    sides: tuple[ComparedSet, ComparedSet],
+    measured: Sequence[LayerDiscrepancy],
+    average: float,
+    chance: tuple[int, float] | None,
 ) -> Figure:
     """A row a layer, the first on top: ten dots of Laplace and ten of Gaussian kernels, their median, and chance.
 
@@ -69,7 +72,7 @@ def discrepancies(
     return figure
 
 
-def _named(side: Side) -> str:
+def _named(side: ComparedSet) -> str:
     return f"{side.checkpoints:,} x {abbreviated(side.name, 40)} {abbreviated(side.variant, 16)}"
 
 

@@ -104,7 +104,7 @@ def barycentre(batches: Batches, arch: Arch) -> Barycentre:
     if table.has_matrices:
         step = "Average by the permutations alone: ckptzoo.symmetry.monomial(table), or align all with one of them."
         raise SymmetryError(Problem("barycentre", "symmetry table", "one without matrices", "one with matrices", step))
-    state = _Sum(table)
+    state = _NetworkSum(table)
     for arrays, usable in _read(batches, table, arch):
         state.begin(arrays, usable)
     if state.K < 2:
@@ -135,7 +135,7 @@ def barycentre(batches: Batches, arch: Arch) -> Barycentre:
     return Barycentre(mean, std, element, tuple(objective), used)
 
 
-class _Sum:
+class _NetworkSum:
     """The sum of networks under their permutations so far."""
 
     def __init__(self, table: Symmetry) -> None:

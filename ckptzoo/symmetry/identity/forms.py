@@ -14,7 +14,7 @@ import numpy as np
 
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.identity.kinds import KINDS, Description, Kind
+from ckptzoo.symmetry.identity.kinds import KINDS, Description, InvariantKind
 from ckptzoo.symmetry.identity.tensor_sums import TensorSums, norms, random_signs
 
 Arrays = Mapping[str, np.ndarray]
@@ -40,7 +40,7 @@ NEAR = 10
 """The number of tolerances within which checkpoints that are not the same are near."""
 
 
-class Form(Description):
+class SettledForm(Description):
     """Descriptions where the gauge has settled all but an order of channels, and how close those of one network are."""
 
     features = 8
@@ -49,7 +49,7 @@ class Form(Description):
     near: int | None = None
     """``NEAR`` where near checkpoints are looked for."""
 
-    def kind(self, group: Group) -> Kind:
+    def kind(self, group: Group) -> InvariantKind:
         # signs are settled too
         return KINDS["none"]
 
@@ -74,12 +74,12 @@ class Form(Description):
         return REACH * tolerance + FLOOR
 
 
-class _Open(Form):
+class _Open(SettledForm):
     """Descriptions that no sign and no matrix changes either."""
 
     features, slope, near, turns = 16, 4, NEAR, True
 
-    def kind(self, group: Group) -> Kind:
+    def kind(self, group: Group) -> InvariantKind:
         return KINDS[group.scale]
 
     def values(self, tensors: Sequence[TensorSums], arrays: Arrays, symmetry: Symmetry) -> list[Scaled]:
@@ -117,10 +117,10 @@ class _Open(Form):
         return None
 
 
-SETTLED, OPEN = Form(), _Open()
+SETTLED, OPEN = SettledForm(), _Open()
 
 
-def form_of(symmetry: Symmetry) -> Form:
+def form_of(symmetry: Symmetry) -> SettledForm:
     """Return the form that the kinds of a table need."""
     return OPEN if any(KINDS[group.scale].turns for group in symmetry.groups) else SETTLED
 
@@ -134,5 +134,5 @@ def rounding_tolerance(dtypes: Iterable[np.dtype[Any]], symmetry: Symmetry) -> f
     """
     kinds = [KINDS[group.scale] for group in symmetry.groups]
     eps = max((float(ml_dtypes.finfo(dtype).eps) for dtype in dtypes if dtype.kind not in "iub"), default=0.0)
-    stored = eps * max((kind.roundings for kind in kinds), default=Kind.roundings)
+    stored = eps * max((kind.roundings for kind in kinds), default=InvariantKind.roundings)
     return max([stored, *(kind.gauge_error for kind in kinds)]) if stored else 0.0

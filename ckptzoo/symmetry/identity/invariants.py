@@ -14,7 +14,7 @@ import numpy as np
 from ckptzoo.schema.groups import Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import is_float, to_numpy
-from ckptzoo.symmetry.identity.forms import Form, form_of
+from ckptzoo.symmetry.identity.forms import SettledForm, form_of
 from ckptzoo.symmetry.identity.kinds import Turning
 from ckptzoo.symmetry.identity.tensor_sums import TensorSums, generator, order_key, random_signs
 from ckptzoo.symmetry.ordering import leaders
@@ -43,7 +43,7 @@ class Invariants:
         return Invariants(self.sketches[rows], *some)
 
 
-def invariants(weights: Mapping[str, Any], symmetry: Symmetry, form: Form | None = None) -> Invariants:
+def invariants(weights: Mapping[str, Any], symmetry: Symmetry, form: SettledForm | None = None) -> Invariants:
     """Describe checkpoints and their channels by sums that no element of the group changes.
 
     Rounds of colour refinement with real numbers. From features C, each channel i of a group has
@@ -97,7 +97,7 @@ def _joined(parts: Sequence[Invariants]) -> Invariants:
 
 @lru_cache(maxsize=4)
 def _prepared(
-    symmetry: Symmetry, form: Form, shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    symmetry: Symmetry, form: SettledForm, shapes: tuple[tuple[str, tuple[int, ...]], ...]
 ) -> tuple[tuple[TensorSums, ...], int]:
     """Return the sums over all tensors, and the rounds that are needed; the batches of a zoo share them."""
     tensors = tuple(TensorSums(name, shape, symmetry, form) for name, shape in shapes)
@@ -140,7 +140,7 @@ def _mixing(features: int) -> np.ndarray:
 class _Features:
     """The features of all channels of a table by key, and how they follow from sums."""
 
-    def __init__(self, symmetry: Symmetry, form: Form) -> None:
+    def __init__(self, symmetry: Symmetry, form: SettledForm) -> None:
         self._form = form
         self._turnings = {group.id: form.kind(group).turnings(group) for group in symmetry.groups}
         self._leaders = {

@@ -35,7 +35,7 @@ class Turning:
     """The features of the first round: 1 where the vector of ones stays under the matrices, else 0."""
 
 
-class Kind:
+class InvariantKind:
     """Channels that permutations move, and that nothing else changes once they are in the gauge."""
 
     roundings = 4
@@ -68,14 +68,14 @@ class Kind:
         raise NotImplementedError
 
 
-class _Positive(Kind):
+class _Positive(InvariantKind):
     """Channels with sizes, which the gauge takes to 40 bits (ckptzoo/symmetry/scales.py)."""
 
     # two copies differ by up to four scales, one for each axis of each, and twice that for depth
     gauge_error = 8 * 2.0**-40
 
 
-class _Sign(Kind):
+class _Sign(InvariantKind):
     """Channels with signs."""
 
     def turnings(self, group: Group) -> tuple[Turning, ...]:
@@ -92,7 +92,7 @@ class _Nonzero(_Sign):
     gauge_error = _Positive.gauge_error
 
 
-class _Orthogonal(Kind):
+class _Orthogonal(InvariantKind):
     """Blocks of channels that orthogonal matrices mix."""
 
     # matrices of condition 10 multiply the rounding of a copy's entries
@@ -157,9 +157,9 @@ def _shape(group: Group) -> tuple[int, int]:
     return shape[0], shape[1]
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, InvariantKind] = MappingProxyType(
     {
-        "none": Kind(),
+        "none": InvariantKind(),
         "positive": _Positive(),
         "sign": _Sign(),
         "nonzero": _Nonzero(),
@@ -180,6 +180,6 @@ class Description:
     turns = False
     """Whether it leaves open what signs and matrices do."""
 
-    def kind(self, group: Group) -> Kind:
+    def kind(self, group: Group) -> InvariantKind:
         """Return the kind of a group, as it is described."""
         raise NotImplementedError

@@ -18,7 +18,7 @@ _MOVES = (shape.rearrange, shape.copy_or_cast, shape.concatenate)
 
 
 @dataclass(frozen=True)
-class Layer:
+class MatrixProduct:
     """A product with a matrix of the state dict, whose ``axis`` reads the value's last axis; bias may be missing."""
 
     value: fx.Node
@@ -63,7 +63,7 @@ class Module:
         sizes = self.shapes[name]
         return Part(name, axis % len(sizes), (0,) * len(sizes), sizes)
 
-    def layer(self, node: fx.Node) -> Layer | None:
+    def layer(self, node: fx.Node) -> MatrixProduct | None:
         """Return the operation as a product with a matrix; None for others."""
         name = operation(node)
         if name == "linear":
@@ -80,7 +80,7 @@ class Module:
             return None
         if weight not in self.parameters or len(self.shapes[self.parameters[weight]]) != 2:
             return None
-        return Layer(value, weight, bias, axis)
+        return MatrixProduct(value, weight, bias, axis)
 
     def constant(self, node: Any) -> Any:
         """Return the numbers of a node that depends on no parameter and no input; None for others."""

@@ -15,7 +15,7 @@ from torch import fx
 
 from ckptzoo.schema.folds import Fold, Part, Target
 from ckptzoo.symmetry.tracing.additions import Addition, Walk, Walker, same_along
-from ckptzoo.symmetry.tracing.exported import SAME, Layer, Module, argument, moved, moves, operation, size_of
+from ckptzoo.symmetry.tracing.exported import SAME, MatrixProduct, Module, argument, moved, moves, operation, size_of
 from ckptzoo.symmetry.tracing.graph import Operations
 
 _WITH_FOLDS = frozenset(
@@ -53,7 +53,7 @@ class _Reader:
 
     norm: fx.Node
     node: fx.Node
-    layer: Layer
+    layer: MatrixProduct
 
 
 def _readers(module: Module) -> Iterator[_Reader]:

@@ -1,4 +1,4 @@
-"""Claims: files by which processes on any machines that share a folder agree on who does which piece of work.
+"""Claims: files by which processes on any machines that share a folder agree on who does which unit of work.
 
 A claim saves work and decides nothing: two processes may do one piece, where one was taken for dead, and the first
 to rename its result has made it. So claims need no lock of the file system, which some cluster file systems do not

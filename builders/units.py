@@ -1,4 +1,7 @@
-"""The units of a build, trained one after another: progress is shown, states are saved, and a stop loses nothing."""
+"""The units of a build, trained one after another: progress is shown, states are saved, and a stop loses nothing.
+
+Which process takes a unit is decided in ``claims.py``.
+"""
 
 import time
 from abc import ABC, abstractmethod

@@ -50,6 +50,7 @@ RANDOM, MEMBER = "random", "member"
 """The means at first."""
 
 
+# the settings have their values in builders/recipes/posterior/bnn.toml
 @dataclass(frozen=True, kw_only=True)
 class Bnn(Method):
     """Chains of stochastic gradient descent in means and deviations.

@@ -42,6 +42,7 @@ from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem
 
 
+# the settings have their values in builders/recipes/posterior/csghmc.toml
 @dataclass(frozen=True, kw_only=True)
 class CyclicalSghmc(MarkovChain):
     """Chains from random weights, with data and batches of the recipe.

@@ -24,6 +24,7 @@ from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem
 
 
+# the settings have their values in builders/recipes/posterior/dropout.toml
 @dataclass(frozen=True, kw_only=True)
 class Dropout(Method):
     """Chains are trained by the recipe with dropout in front of the last layer.

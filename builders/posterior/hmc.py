@@ -92,6 +92,7 @@ _NAMES = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in 
 """Under which ``TrainingState.extra`` has the arrays of chains: ``hmc.position``, ..."""
 
 
+# the settings have their values in builders/recipes/posterior/hmc.toml
 @dataclass(frozen=True, kw_only=True)
 class Hmc(MarkovChain):
     """Chains of Hamiltonian Monte Carlo from random weights.

@@ -29,6 +29,7 @@ _EXAMPLES = 1024
 """Training examples of which the loss is computed at a time."""
 
 
+# the settings have their values in builders/recipes/posterior/laplace.toml
 @dataclass(frozen=True, kw_only=True)
 class Laplace(Method):
     """Members of a zoo, with a Gaussian around each.

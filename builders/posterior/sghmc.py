@@ -61,6 +61,7 @@ _WINDOW = 1000
 """Norms of gradients that the clipping remembers; until there are as many, nothing is shortened."""
 
 
+# the settings have their values in builders/recipes/posterior/sghmc.toml
 @dataclass(frozen=True, kw_only=True)
 class Sghmc(MarkovChain):
     """Chains of SGHMC from random weights.

@@ -49,6 +49,7 @@ from builders.schedules import MILESTONES
 from builders.state import Tensors, TrainingState
 
 
+# the settings have their values in builders/recipes/posterior/swag.toml
 @dataclass(frozen=True, kw_only=True)
 class Swag(Method):
     """Members of a zoo are trained further.

@@ -56,7 +56,7 @@ _CHECK = "Check the address, and that it may be read."
 Origin = tuple[str, str, int]
 """Scheme, host, port."""
 Authorize = Callable[[str], Mapping[str, str]]
-"""From an address to the headers that may be sent there and nowhere else."""
+"""From an address to the headers that may be sent there and nowhere else; ``hub_store.bearer`` compares origins."""
 
 
 def anonymous(url: str) -> Mapping[str, str]:

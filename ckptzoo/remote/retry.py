@@ -6,7 +6,9 @@ There are two policies, because there are two kinds of request:
 - ``ckptzoo.hub.client.retry.HubRetryPolicy``, for a hub's API (``push``, ``contribute``, ``review``). It ends by a
   number of attempts.
 
-Both use ``RETRIED_STATUSES``, ``EXPIRED_STATUSES``, ``server_wait`` and ``backoff`` of this module.
+A status is known in ``ckptzoo.remote.http.refusal`` and in the second of them alone: what they raise has the wait that
+a server asked for, and no status. Both use ``RETRIED_STATUSES``, ``EXPIRED_STATUSES``, ``server_wait`` and ``backoff``
+of this module.
 """
 
 import contextlib

@@ -10,7 +10,7 @@ KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 
 RESERVED = frozenset({*KINDS, "api", "_blobs", "_uploads"})
 """First segments of the server's own addresses, which no repository may have."""
-# 96 characters at most, as huggingface_hub.utils.validate_repo_id allows.
+# 96 characters at most, as huggingface_hub.utils.validate_repo_id allows; remote/address.py and schema/card.py, too.
 _SEGMENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _BRANCH = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._/+-]{0,198}[A-Za-z0-9_+-])?")
 _WINDOWS_DEVICE = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?")

@@ -1,7 +1,8 @@
 """``review``: checks a pull request from the bytes on the hub, and merges it.
 
 First what it changes, file by file, which may be new parts and nothing else; then the new parts, fetched into a folder
-that has the zoo's documents.
+that has the zoo's documents. Figures that it measures become rows of ``ckptzoo.schema.metadata.MEASURED_COLUMNS`` in
+``completion.py``.
 """
 
 import hashlib

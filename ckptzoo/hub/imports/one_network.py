@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ckptzoo.hub.imports.packed import SUFFIXES
+from ckptzoo.hub.imports.packed import PACKED_SUFFIXES
 
 MAX_COMPARED = 64 * 2**20
 """Bytes of a file that is read to see whether it holds the network of another."""
@@ -20,7 +20,7 @@ _NAME = re.compile(
     r"(?P<stem>.+?)(?:-(?P<shard>\d{5})-of-(?P<count>\d{5}))?(?:\.(?P<precision>fp32|float32|bf16|bfloat16|fp16|float16))?"
     r"(?:-(?P<later>\d{5})-of-(?P<count_later>\d{5}))?"
     rf"(?P<suffix>{'|'.join(re.escape(suffix) for suffix in sorted(_RANK, key=len, reverse=True))})"
-    rf"(?P<packed>{'|'.join(map(re.escape, SUFFIXES))})?",
+    rf"(?P<packed>{'|'.join(map(re.escape, PACKED_SUFFIXES))})?",
     re.IGNORECASE,
 )
 """A file's name: transformers writes the number of a shard before the precision, diffusers after it."""

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.one_network import Related, may_be_related, related
-from ckptzoo.hub.imports.packed import ERRORS, PACKED, SUFFIXES, unpacked
+from ckptzoo.hub.imports.packed import ERRORS, PACKED, PACKED_SUFFIXES, unpacked
 from ckptzoo.hub.imports.sources import (
     FolderSource,
     ImportSource,
@@ -48,7 +48,7 @@ _MARKS = re.compile(r"__|/\.|[~#@]|humbs|desktop")
 """One of these is in every such path that does not begin with a dot."""
 JUNK = "left by a system, a notebook or an editor"
 _CACHES = ("models--", "datasets--", "spaces--")
-_NAMED_ARCHIVES = (".zip", ".tar", ".tgz", ".txz", ".tbz2", ".keras", *SUFFIXES)
+_NAMED_ARCHIVES = (".zip", ".tar", ".tgz", ".txz", ".tbz2", ".keras", *PACKED_SUFFIXES)
 _NO_ARCHIVES = (".pth.tar", ".pt.tar")
 """Suffixes of files of torch, as the ImageNet example names them; archives are opened when met."""
 _TEXTS = (
@@ -293,7 +293,7 @@ class OpenedSource(ImportSource):
             inner_head = _peeked(content) if is_packed else b""
             kind = archive_kind(head, path, lambda _: inner_head)
             if not kind:
-                ending = next((end for end in SUFFIXES if is_packed and path.lower().endswith(end)), "")
+                ending = next((end for end in PACKED_SUFFIXES if is_packed and path.lower().endswith(end)), "")
                 name = path[: len(path) - len(ending)]
                 if not is_chosen and not _fits(name, self._include):
                     self.passed_over[path] = "left out by --include"

@@ -12,7 +12,7 @@ _XZ_MEMORY = 80 * 2**20
 _READ_BYTES = 2**16
 PACKED = ("gzip", "bzip2", "xz", "lzma", "zlib")
 """Names of the forms."""
-SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z")
+PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".lzma", ".z")
 """Suffixes that their tools add to a file's name."""
 ERRORS = (EOFError, OSError, lzma.LZMAError, zlib.error)
 """Errors that reading a damaged one raises."""

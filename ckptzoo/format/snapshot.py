@@ -40,7 +40,7 @@ _STEP = "Remove it and run ckptzoo compact ZOO --index."
 _PIECE_ROWS = 2**19
 """The number of rows of a column that are read together, and from another machine by as few requests as possible."""
 _CHECKED = "checked"
-"""What the footer says of ids that differ."""
+"""The mark in the footer that the ids were found to differ."""
 _PLACE = 10**13 - 1
 """Takes the place of an offset and a size while the footer is written; no file is larger."""
 

@@ -31,7 +31,7 @@ DIGEST = "sha256"
 _KEPT_VALUES = 2**22
 """Columns with more values in all are not kept where they are only gone through."""
 _WHOLE_ROWS = 2**18
-"""Of tables with more rows, a single row is read from its part, and not by reading every column."""
+"""The rows of a table above which a single row is read from its part alone, not from every column of all."""
 _KEPT_BYTES = 256 * 2**20
 """The number of bytes of packed columns that are kept, and of parts of which single rows were asked for, unless one
 alone has more."""

@@ -360,24 +360,29 @@ def test_the_status_is_shown_until_all_is_done(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the client library itself
 @pytest.mark.usefixtures("isolated_clients")
-def test_a_merge_publishes_part_by_part(
-    tmp_path: Path, whole: ckptzoo.Zoo, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_merge_publishes_part_by_part(tmp_path: Path, whole: ckptzoo.Zoo) -> None:
+    """A program of its own: huggingface_hub reads its environment once, when it is imported."""
     path = tmp_path / "zoo"
     planned(path)
     work(path, share=(0, 3), console=QUIET)
-    monkeypatch.setattr(builders.shared, "MAX_PART_BYTES", 1)
+    code = "import builders.shared; builders.shared.MAX_PART_BYTES = 1\n" + COMMAND
     arguments = ["merge", "toy", "--epochs", "2", "--to", str(path), "--push", "lab/toy"]
     with hosted(tmp_path / "hub") as hub:
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
-        monkeypatch.setenv("HF_TOKEN", "hf_wrong")
-        assert run(arguments) != 0 and "HF_TOKEN" in capsys.readouterr().err
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_wrong"}
+
+        def merged() -> "subprocess.CompletedProcess[str]":
+            return subprocess.run(
+                [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
+            )
+
+        refused = merged()
+        assert refused.returncode != 0 and "HF_TOKEN" in refused.stderr, refused.stderr
         assert len(ckptzoo.open(path)) == 4  # the first part stays
-        monkeypatch.setenv("HF_TOKEN", hub.tokens["write"])
-        assert run(arguments) == 0 and "4 checkpoints of 1 unit" in capsys.readouterr().out
+        environment["HF_TOKEN"] = hub.tokens["write"]
+        assert "4 checkpoints of 1 unit" in merged().stdout
         assert len(ckptzoo.open("lab/toy", endpoint=hub.url)) == 8
         work(path, console=QUIET)
-        assert run(arguments) == 0 and "16 checkpoints of 4 units" in capsys.readouterr().out
+        assert "16 checkpoints of 4 units" in merged().stdout
         assert sorted(ckptzoo.open("lab/toy", endpoint=hub.url).ids) == sorted(whole.ids)
         assert not (path / WORK_FOLDER).exists()
 

@@ -45,7 +45,7 @@ def test_push_says_what_it_did(run: Run, server: Hosted, make_zoo: Make) -> None
     titles = [item.title for item in server.api().list_repo_commits(ZOO, repo_type="dataset")]
     assert titles[0] == "First light" and not server.api(None).repo_exists(ZOO, repo_type="dataset")
     assert "nothing to do, 2 parts there already." in run(zoo, ZOO).stdout
-    assert "one that is not public" in " ".join(run("--help").stdout.split())
+    assert "Make the repository private" in " ".join(run("--help").stdout.split())
 
 
 def test_push_in_json(run: Run, server: Hosted, make_zoo: Make) -> None:

@@ -301,10 +301,11 @@ def stored_points(zoo: Zoo, logits: Iterator[tuple[slice, NDArray[Any]]], exampl
 
 def origins(zoo: Zoo) -> NDArray[Any]:
     """(N,) what each checkpoint stems from: the mode that a draw is taken around, else the member."""
-    table = zoo.metadata.select(["mode", "member", "id"])
-    none = pa.scalar(None, pa.string())
-    named = (pc.call_function("if_else", [pc.call_function("equal", [each, ""]), none, each]) for each in table.columns)
-    return pc.call_function("coalesce", list(named)).to_numpy()
+    none, found = pa.scalar(None, pa.string()), [np.empty(0, np.object_)]
+    for run in zoo.metadata_runs("mode", "member", "id"):
+        named = (pc.call_function("if_else", [pc.call_function("equal", [it, ""]), none, it]) for it in run.columns)
+        found.append(pc.call_function("coalesce", list(named)).to_numpy())
+    return np.concatenate(found)
 
 
 def _placed(outputs: NDArray[np.float64]) -> NDArray[np.float32]:

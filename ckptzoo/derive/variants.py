@@ -245,7 +245,7 @@ class VariantJob:
             return
         self._checker = import_with_torch("output_differences").EquivalenceChecker(self._arch, self._module)
         small = self._arch.nbytes <= SMALL_BYTES
-        rows = np.flatnonzero(self._zoo.metadata["finite"].fill_null(False).to_numpy())[: 4 if small else 1]
+        rows = np.flatnonzero(self._zoo.column("finite").fill_null(False).to_numpy())[: 4 if small else 1]
         if len(rows):
             weights = {name: self._zoo[name][rows] for name in self._arch.names}
             inputs = next(iter(self._inputs.values()))
@@ -253,7 +253,7 @@ class VariantJob:
 
     def batches(self, parts: Sequence[tuple[int, Part]]) -> Iterator[RowBatch]:
         """Yield batches of the checkpoints of parts that are not yet derived when their turn comes."""
-        metadata = self._contents.raw.metadata
+        metadata = self._contents.raw.rows.select(["id", "finite"])
         precisions: list[Precision | None] = []
         done = 0
         for run in self.tree.runs(parts, max(1, min(BATCH_ROWS, BATCH_BYTES // self._arch.nbytes))):

@@ -6,6 +6,8 @@ memory, or a tenth, and a few rows are unpacked at a time.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +28,10 @@ RUN_ROWS = 2**17
 """The number of rows that are kept, and worked on, together."""
 _RUN_BYTES = 64 * 2**20
 """The number of bytes that small pieces of a column have together."""
+_ARRAY_BYTES = 2**30
+"""The number of bytes of texts in an array, unless one has more: offsets of Arrow's strings end at 2 GiB."""
+_CUT_BYTES = 2**20
+"""The number of bytes of texts whose common beginning is cut off together."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +78,17 @@ class _Run:
             return 0
         if not pa.types.is_dictionary(self.values.type):
             return self.values.nbytes + len(self.prefix) * self.count
-        lengths = pc.call_function("binary_length", [self.values.dictionary]).take(self.values.indices)
-        return (pc.call_function("sum", [lengths.cast(pa.int64())]).as_py() or 0) + 4 * self.count
+        return int(self.lengths.sum()) + 4 * self.count
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N,) the bytes of each text, 0 for a null."""
+        if self.values is None:
+            return np.zeros(self.count, np.int64)
+        is_dictionary = pa.types.is_dictionary(self.values.type)
+        lengths = pc.call_function("binary_length", [self.values.dictionary if is_dictionary else self.values])
+        lengths = lengths.take(self.values.indices) if is_dictionary else lengths
+        return np.from_dlpack(lengths.fill_null(0)).astype(np.int64) + len(self.prefix)
 
     def slice(self, start: int, stop: int) -> pa.Array:
         """Consecutive values."""
@@ -100,10 +115,16 @@ def _without(texts: pa.Array, size: int) -> pa.Array:
     bounds = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(texts.buffers()[2], np.uint8)[bounds[0] : bounds[-1]]
     bounds = bounds - bounds[0]
-    kept = np.ones(len(data), np.bool_)
-    kept[(bounds[:-1, np.newaxis] + np.arange(size, dtype=np.int32)).ravel()] = False
     cut = bounds - size * np.arange(len(bounds), dtype=np.int32)
-    return pa.Array.from_buffers(pa.binary(), len(texts), [None, pa.py_buffer(cut), pa.py_buffer(data[kept])])
+    rest = np.empty(cut[-1], np.uint8)
+    # an index of 4 bytes for every byte that is cut off: some texts at a time
+    cuts = np.searchsorted(bounds, np.arange(0, len(data), _CUT_BYTES))
+    for start, stop in pairwise(np.unique(np.append(cuts, len(texts))).tolist()):
+        first, last = bounds[start], bounds[stop]
+        kept = np.ones(last - first, np.bool_)
+        kept[(bounds[start:stop, np.newaxis] - first + np.arange(size, dtype=np.int32)).ravel()] = False
+        rest[cut[start] : cut[stop]] = data[first:last][kept]
+    return pa.Array.from_buffers(pa.binary(), len(texts), [None, pa.py_buffer(cut), pa.py_buffer(rest)])
 
 
 class PackedColumn:
@@ -136,8 +157,28 @@ class PackedColumn:
                 pieces.append(run.slice(low - first, high - first))
         return pa.chunked_array(pieces, self._kind)
 
-    def take(self, rows: NDArray[np.int64]) -> pa.Array:
+    def take(self, rows: NDArray[np.int64]) -> pa.ChunkedArray:
         """The values at these positions, in any order."""
+        return pa.chunked_array([self._taken(own) for own in self._divided(rows)], self._kind)
+
+    @cached_property
+    def _longest(self) -> int:
+        """The bytes of the longest text, 0 where there are none."""
+        is_text = pa.types.is_string(self._kind)
+        return max((int(run.lengths.max(initial=0)) for run in self._runs), default=0) if is_text else 0
+
+    def _divided(self, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Positions in consecutive groups, of whose values each fits in an array."""
+        if len(rows) * self._longest <= _ARRAY_BYTES:
+            return [rows]
+        ends = np.cumsum(np.concatenate([run.lengths for run in self._runs])[rows])
+        cuts = [0]
+        while cuts[-1] < len(rows):
+            before = ends[cuts[-1] - 1] if cuts[-1] else 0
+            cuts.append(max(cuts[-1] + 1, int(np.searchsorted(ends, before + _ARRAY_BYTES, side="right"))))
+        return np.split(rows, cuts[1:-1])
+
+    def _taken(self, rows: NDArray[np.int64]) -> pa.Array:
         if len(self._runs) == 1:
             return self._runs[0].take(rows)
         owner = np.searchsorted(self._bounds, rows, side="right") - 1
@@ -164,6 +205,7 @@ class Packer:
         self._kind = kind
         self._runs: list[_Run] = []
         self._waiting: list[pa.Array] = []
+        self._waiting_rows = self._waiting_bytes = 0
         self.nbytes = 0
 
     def add(self, pieces: Iterable[pa.Array]) -> None:
@@ -175,9 +217,11 @@ class Packer:
                     self._pack(piece.slice(start, RUN_ROWS))
                 continue
             self._waiting.append(piece if piece.type.equals(self._kind) else piece.cast(self._kind))
-            self.nbytes += self._waiting[-1].nbytes
-            is_full = sum(map(len, self._waiting)) >= RUN_ROWS
-            if is_full or sum(piece.nbytes for piece in self._waiting) >= _RUN_BYTES:
+            nbytes = self._waiting[-1].nbytes
+            self.nbytes += nbytes
+            self._waiting_rows += len(piece)
+            self._waiting_bytes += nbytes
+            if self._waiting_rows >= RUN_ROWS or self._waiting_bytes >= _RUN_BYTES:
                 self._flush()
 
     def packed(self) -> PackedColumn:
@@ -188,8 +232,9 @@ class Packer:
     def _flush(self) -> None:
         if self._waiting:
             joined = self._waiting[0] if len(self._waiting) == 1 else pa.concat_arrays(self._waiting)
-            self.nbytes -= sum(piece.nbytes for piece in self._waiting)
+            self.nbytes -= self._waiting_bytes
             self._waiting.clear()
+            self._waiting_rows = self._waiting_bytes = 0
             self._pack(joined)
 
     def _pack(self, values: pa.Array) -> None:

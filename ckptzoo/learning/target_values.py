@@ -93,7 +93,7 @@ def _whole(zoo: Zoo, target: Target) -> bool:
     if isinstance(target, Mapping):
         return all(isinstance(value, int | np.integer | np.bool_) for value in target.values())
     names = [target] if isinstance(target, str) else target
-    schema = zoo.metadata.schema
+    schema = zoo.contents.raw.rows.schema
     kinds = [None if name.startswith(_EXTRA) else schema.field(name).type for name in names]
     return all(kind is not None and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)) for kind in kinds)
 

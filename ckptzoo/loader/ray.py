@@ -51,7 +51,7 @@ def ray_datasource(zoo: Zoo, *names: str, variant: str = layout.RAW) -> Any:
     from ckptzoo.loader.ray_source import ZooDatasource
 
     tensors = tuple(zoo.source(names, variant).readers)
-    if taken := [name for name in tensors if name in zoo.metadata.schema.names]:
+    if taken := [name for name in tensors if name in zoo.contents.raw.rows.schema.names]:
         step = "Name the other tensors; this one can be read by zoo[...]."
         expected = "another name than a column's of the metadata"
         raise ZooError(Problem(zoo.name, f"tensor {taken[0]!r}", expected, "both", step))

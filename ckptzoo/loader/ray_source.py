@@ -76,7 +76,7 @@ class ZooDatasource(_datasource.Datasource):
         return tasks
 
     def _slice(self, start: int, stop: int) -> "_Slice":
-        metadata, wanted = self._zoo.metadata.schema.names, self._projection_map
+        metadata, wanted = self._zoo.contents.raw.rows.schema.names, self._projection_map
         columns = [name for name in metadata if wanted is None or name in wanted]
         tensors = [name for name in self._tensors if wanted is None or name in wanted]
         # blocks without a column have no rows: Ray would count none

@@ -12,7 +12,7 @@ ENTRY_BYTES = 500
 
 class Kept(Generic[Value]):
     """Values by key; the least used are forgotten where all together would be larger than ``limit`` bytes. ``size``
-    maps a value to its bytes.
+    maps a value to its bytes. A value that alone is larger is not kept.
     """
 
     def __init__(self, limit: int, size: Callable[[Value], int]) -> None:
@@ -29,6 +29,8 @@ class Kept(Generic[Value]):
                 return self._values[key][0]
         value = make()
         size = self._size(value)
+        if size > self._limit:
+            return value
         with self._lock:
             self.held += size - self._values.pop(key, (value, 0))[1]
             self._values[key] = value, size

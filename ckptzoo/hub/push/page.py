@@ -38,7 +38,7 @@ def page_of(files: Files, repo: str, card: Card, folder: str = "") -> ReadmePage
         step = "Name the zoo in the card, or take the card of this zoo."
         raise SpecError(Problem(f"{files.name}/{CARD_TOML}", "name", repr(zoo.name), repr(card.name), step))
     check_pictures(files, card)
-    licence_stated = bool(card.license.strip()) or (len(zoo) > 0 and zoo.metadata["license"].null_count == 0)
+    licence_stated = bool(card.license.strip()) or (len(zoo) > 0 and zoo.column("license").null_count == 0)
     return ReadmePage(
         readme(zoo, replace(card, repository=repo), folder).encode(), () if licence_stated else (NO_LICENCE,)
     )

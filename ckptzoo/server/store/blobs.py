@@ -109,7 +109,7 @@ class Blobs:
         self._root, self._blobs, self._incoming = root, root / "blobs", root / "incoming"
         self._blobs.mkdir(parents=True, exist_ok=True)
         self._flushed = {folder.name for folder in self._blobs.iterdir()}
-        """Folders of blobs whose own names are on the disk."""
+        """Folders of blobs whose own names are on the disk: those found here once ``blobs/`` is flushed below."""
         self._uploads: dict[str, tuple[str, float]] = {}
         """Uploads in parts that are in progress, the oldest first: the contributor, and when they began."""
         self._lock = threading.Lock()

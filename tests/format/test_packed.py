@@ -19,7 +19,7 @@ def test_the_time_of_small_pieces_is_linear() -> None:
     packer, started = Packer(pa.string()), time.process_time()
     for piece in pieces:
         packer.add([piece])
-    # 0.05 s on one core; with a sum over all pieces that wait for each it was 100 s
+    # 0.05 s on one core; a sum over all waiting pieces for each of them would take 100 s
     assert time.process_time() - started < 2
     assert packer.nbytes == sum(piece.nbytes for piece in pieces)
     assert packer.packed().array().equals(pa.chunked_array(pieces))

@@ -13,9 +13,14 @@ import numpy as np
 import pytest
 
 import ckptzoo
+from ckptzoo.derive import derive
+from ckptzoo.derive.aligned import reference_of
+from ckptzoo.derive.near_copies import origins
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format import limits, packed, reader, snapshot, tree
+from ckptzoo.learning import targets
 from ckptzoo.loader import selection
+from tests.support import derived_zoos
 from tests.support.effort import examples
 
 ARCH = ckptzoo.Architecture("tiny", (ckptzoo.Tensor("a", (1,)),))
@@ -182,3 +187,36 @@ def test_ids_of_equal_hashes_are_told_apart(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(IntegrityError, match="each id once"):
         ckptzoo.compact(folder)
     assert not (folder / "snapshots").exists()
+
+
+def source_of_ray(zoo: ckptzoo.Zoo) -> None:
+    pytest.importorskip("ray.data")
+    ckptzoo.ray_datasource(zoo)
+
+
+FEW_COLUMNS: dict[str, tuple[Callable[[ckptzoo.Zoo], object], set[str]]] = {
+    "origins": (origins, {"mode", "member", "id"}),
+    "best": (lambda zoo: reference_of(zoo, "best"), {"member", "step", "test_accuracy", "finite", "id"}),
+    "targets": (lambda zoo: targets(zoo, "seed"), {"seed"}),
+    "ray": (source_of_ray, {"id"}),
+    "variant": (lambda zoo: derive(zoo.path, certify="all"), {"finite", "id", "unit"}),
+}
+
+
+@pytest.mark.parametrize("name", FEW_COLUMNS)
+def test_columns_that_are_not_needed_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    path, read, (use, needed) = tmp_path / "zoo", set[str](), FEW_COLUMNS[name]
+    with ckptzoo.create(path, arch=derived_zoos.ARCH, symmetry=derived_zoos.TABLE) as writer:
+        writer.add(
+            derived_zoos.weights_of(3, 0), [{"id": f"m{at}", "seed": at, "test_accuracy": 0.5} for at in range(3)]
+        )
+    columns = tree.LazyTable._read
+
+    def noted(self: tree.LazyTable, names: list[str], pieces: Any) -> Any:
+        if "contributor" in self.schema.names:  # rows of raw parts
+            read.update(names)
+        return columns(self, names, pieces)
+
+    monkeypatch.setattr(tree.LazyTable, "_read", noted)
+    use(ckptzoo.open(path))
+    assert read == needed

@@ -13,7 +13,7 @@ import pytest
 
 from ckptzoo.errors import ZooError
 from ckptzoo.server.service import Service
-from ckptzoo.server.store.blobs import Blobs
+from ckptzoo.server.store.blobs import Blobs, sync
 from tests.support.effort import examples
 from tests.support.hosted import ZOO
 from tests.support.server_process import PlainClient, server_process, token_for
@@ -89,6 +89,25 @@ def test_leftovers_are_removed_at_the_start(tmp_path: Path) -> None:
     assert list((tmp_path / "incoming").iterdir()) == [] and again.path(kept).read_bytes() == b"whole"
     arriving.discard()
     part.discard()
+
+
+def test_names_of_folders_are_on_the_disk_before_blobs_are_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also that of a folder which a process made that was killed before it flushed ``blobs/``."""
+    digests = [hashlib.sha256(data).hexdigest() for data in (b"first", b"second")]
+    (tmp_path / "blobs" / digests[0][:2]).mkdir(parents=True)
+    on_disk, folder = set[str](), tmp_path / "blobs"
+
+    def flushed(path: Path) -> None:
+        sync(path)
+        if path == folder:
+            on_disk.update(entry.name for entry in folder.iterdir())
+
+    monkeypatch.setattr("ckptzoo.server.store.blobs.sync", flushed)
+    blobs = Blobs(tmp_path)
+    for data, digest in zip((b"first", b"second"), digests, strict=True):
+        assert blobs.add(data) == digest and digest[:2] in on_disk
 
 
 def test_forgotten_parts_are_swept(tmp_path: Path) -> None:

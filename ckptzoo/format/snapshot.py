@@ -152,6 +152,16 @@ class Snapshot:
             )
             for part in item["parts"]
         )
+        pieces = [(count, read) for count, read, _ in self.pieces(name, parts)]
+        schema = table.schema_of(KINDS[item["kind"]])
+        rows = LazyTable(schema, pieces, location=self.location, file_bytes=self._size)
+        return Tree(parts, rows, LazyTable(INDEX_SCHEMA, self.index_pieces(name, parts, blocks_a_row=blocks_a_row)))
+
+    def index_pieces(
+        self, name: str, parts: Sequence[Part], *, blocks_a_row: int | None = None
+    ) -> list[tuple[int, Read]]:
+        """The index of a tree in pieces, with the number of rows of each; ``blocks_a_row`` is as in ``tree``."""
+        item = self._trees[name]
         count = self._counts[item["index"]]
         limit = limits.index_rows_in(self._size)
         if blocks_a_row is not None:
@@ -159,10 +169,7 @@ class Snapshot:
         if count > limit:
             expected = f"at most {limit}"
             raise IntegrityError(Problem(self.location, f"index rows of {name}", expected, str(count), _STEP))
-        index = LazyTable(INDEX_SCHEMA, [(count, partial(self._columns, [item["index"]], None))])
-        pieces = [(count, read) for count, read, _ in self.pieces(name, parts)]
-        schema = table.schema_of(KINDS[item["kind"]])
-        return Tree(parts, LazyTable(schema, pieces, location=self.location, file_bytes=self._size), index)
+        return [(count, partial(self._columns, [item["index"]], None))]
 
     def pieces(self, name: str, parts: Sequence[Part]) -> list[tuple[int, Read, Sequence[Part]]]:
         """The rows of a tree in pieces: the number of rows, the reader, and those of its parts that have them."""

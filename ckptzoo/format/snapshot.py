@@ -14,6 +14,7 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -41,6 +42,8 @@ _PIECE_ROWS = 2**19
 """The number of rows of a column that are read together, and from another machine by as few requests as possible."""
 _CHECKED = "checked"
 """The mark in the footer that the ids were found to differ."""
+_CHECKED_BYTES = 16 * 2**20
+"""The number of bytes between columns that are read together to be checked."""
 _PLACE = 10**13 - 1
 """Takes the place of an offset and a size while the footer is written; no file is larger."""
 
@@ -104,6 +107,19 @@ class Snapshot:
         self._stored = frozenset(file.schema_arrow.names)
         self._trees = _trees(facts.get("trees"), len(self._counts), location=self.location)
         self._chunks = _chunks(facts.get("chunks", {}), self._size - len(self._tail), location=self.location)
+        self._require_possible()
+
+    def _require_possible(self) -> None:
+        """Raise IntegrityError where a tree has more rows than a file of this size may have.
+
+        Parquet packs equal rows by their number; those of a tree differ by their ids.
+        """
+        limit = limits.rows_in(self._size)
+        for name, item in self._trees.items():
+            groups = item["metadata"] if isinstance(item["metadata"], list) else [item["metadata"]]
+            rows = sum(self._counts[group] for group in groups)
+            if rows > limit:
+                raise IntegrityError(Problem(self.location, f"rows of {name}", f"at most {limit}", str(rows), _STEP))
 
     def _read_tail(self, name: str) -> bytes:
         """The tail; the whole file for a snapshot of version 1, which had none."""
@@ -199,11 +215,11 @@ class Snapshot:
             return
         rest, behind = hashlib.sha256(), 0
         with open(self._files.here / self._path, "rb", opener=regular) as file:
-            for start, stop, sha256 in sorted(set(self._chunks.values())):
-                rest.update(file.read(start - behind))
+            for start, stop, sha256 in sorted(self._chunks.values()):
+                _update(rest, file, start - behind)
                 check_span(file.read(stop - start), Span(self._path, start, stop, sha256), location=self.location)
                 behind = stop
-            rest.update(file.read(before - behind))
+            _update(rest, file, before - behind)
         if (digest := rest.hexdigest()) != self._rest:
             raise IntegrityError(Problem(self.location, f"{DIGEST} of the other bytes", self._rest, digest, _STEP))
 
@@ -296,11 +312,23 @@ def _chunks(listed: Any, end: int, *, location: str) -> dict[tuple[int, str], _C
             for name, (start, nbytes, digest) in columns.items():
                 if type(start) is not int or type(nbytes) is not int or not 4 <= start < start + nbytes <= end:
                     raise ValueError(f"{start} and {nbytes}")
+                if nbytes > limits.MAX_FILE:
+                    raise ValueError(f"{nbytes} bytes")
                 chunks[int(group), name] = _Chunk(start, start + nbytes, bytes.fromhex(digest))
+        for one, other in pairwise(sorted(chunks.values())):
+            if other.start < one.stop:
+                raise ValueError(f"{one.start} to {one.stop} and {other.start} to {other.stop}")
     except (AttributeError, TypeError, ValueError) as error:
         problem = Problem(location, "columns in the footer", "[offset, bytes, sha256]", str(error)[:120], REFETCH)
         raise IntegrityError(problem) from error
     return chunks
+
+
+def _update(digest: "hashlib._Hash", file: BinaryIO, nbytes: int) -> None:
+    """Add the next bytes of a file, some at a time; fewer where it ends."""
+    while nbytes > 0 and (data := file.read(min(nbytes, _CHECKED_BYTES))):
+        digest.update(data)
+        nbytes -= len(data)
 
 
 def listed(files: Files) -> list[str]:

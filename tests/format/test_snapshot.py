@@ -1,24 +1,27 @@
 """A snapshot is checked to the last byte, by one read of the file; and the folders that paths lie in."""
 
+import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import ckptzoo
 from ckptzoo.errors import IntegrityError
-from ckptzoo.format import table
+from ckptzoo.format import limits, snapshot, table
 from ckptzoo.format.files import Folder, folders_of
 from ckptzoo.format.part import PartWriter
 from ckptzoo.format.reader import read_contents, read_trees
 from ckptzoo.format.snapshot import Snapshot, encode
 from ckptzoo.format.table import METADATA_SCHEMA
-from ckptzoo.format.tree import INDEX_SCHEMA
+from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Tree
 from ckptzoo.schema.layout import Span
 
 
@@ -137,3 +140,77 @@ def test_a_part_without_rows_has_its_place(tmp_path: Path) -> None:
         assert zoo.contents.snapshot is not None and zoo.metadata.equals(before) and len(zoo) == sum(sizes)
         assert len(zoo.last_steps()) == len(zoo.where("seed >= 0")) == len(zoo)
         assert ckptzoo.verify(path) == []
+
+
+def test_an_index_that_is_damaged_or_gone_is_read_from_the_parts(compacted: Path) -> None:
+    """It may be gone where another process replaced the snapshot after the zoo was opened."""
+    zoo, whole = compacted.parents[1], compacted.read_bytes()
+    expected = {name: tree.index for name, tree in read_trees(Folder(zoo)).items()}
+    chunks = Snapshot(Folder(zoo), compacted.name)._chunks
+    damaged = [(name, chunk.stop - 1) for (_, name), chunk in chunks.items() if name.startswith("index:")]
+    assert damaged
+    for _, place in damaged:
+        wrong = bytearray(whole)
+        wrong[place] ^= 1
+        compacted.write_bytes(wrong)
+        files = Folder(zoo)
+        found = read_trees(files, Snapshot(files, compacted.name))
+        assert all(found[name].index.equals(index) for name, index in expected.items())
+    compacted.write_bytes(whole)
+    contents = read_contents(Folder(zoo))
+    compacted.unlink()
+    assert contents.raw.index.equals(expected["parts"])
+    # where the parts cannot be read either, the message is that of the snapshot
+    compacted.write_bytes(whole)
+    contents = read_contents(Folder(zoo))
+    compacted.unlink()
+    next(zoo.glob("parts/*/index.parquet")).unlink()
+    with pytest.raises(IntegrityError, match=compacted.name):
+        _ = contents.raw.index
+
+
+@pytest.mark.parametrize("wrong", ["twice", "within", "across"])
+def test_columns_that_share_bytes_are_refused(compacted: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    """By ``verify`` with a message; to open the zoo its parts are read."""
+    zoo = compacted.parents[1]
+    described, trees = snapshot._described, read_trees(Folder(compacted.parents[1]))
+
+    def shifted(file: BinaryIO, *arguments: Any, **options: Any) -> Any:
+        chunks, rest, cut = described(file, *arguments, **options)
+        own = next(iter(chunks.values()))
+        start, nbytes, _ = next(iter(own.values()))
+        start, nbytes = {"twice": (start, nbytes), "within": (start + 1, 1), "across": (start + 1, nbytes)}[wrong]
+        file.seek(start)
+        own["other"] = [start, nbytes, hashlib.sha256(file.read(nbytes)).hexdigest()]
+        return chunks, rest, cut
+
+    monkeypatch.setattr(snapshot, "_described", shifted)
+    name, data = encode(trees)
+    compacted.unlink()
+    (zoo / name).write_bytes(data)
+    (zoo / "listing.json").unlink(missing_ok=True)
+    assert [problem.what for problem in ckptzoo.verify(zoo)] == ["columns in the footer"]
+    assert read_contents(Folder(zoo)).snapshot is None
+
+
+def test_bytes_between_columns_are_checked_some_at_a_time(compacted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "_CHECKED_BYTES", 3)
+    Snapshot(Folder(compacted.parents[1]), compacted.name).check()
+
+
+def test_a_snapshot_of_more_rows_than_it_may_have_is_not_used(compacted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is decoded: Parquet packs equal rows into few bytes."""
+    monkeypatch.setattr(limits, "_ROWS_A_BYTE", 1)
+    zoo = compacted.parents[1]
+    trees = read_trees(Folder(zoo))
+    gone = trees["derived/retracted"]
+    count, (part,) = 150_000, gone.parts
+    repeated = gone.metadata.take(pa.array([0] * count))
+    trees["derived/retracted"] = Tree((replace(part, rows=count),), LazyTable.of(repeated), gone.blocks)
+    name, data = encode(trees)
+    compacted.unlink()
+    (zoo / name).write_bytes(data)
+    with pytest.raises(IntegrityError, match=f"rows of derived/retracted: expected at most .*, got {count}"):
+        Snapshot(Folder(zoo), name.rpartition("/")[2])
+    contents = read_contents(Folder(zoo))
+    assert contents.snapshot is None and len(contents.retracted.rows) == 1

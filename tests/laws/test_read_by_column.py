@@ -33,6 +33,8 @@ QUESTIONS: dict[str, Callable[[ckptzoo.Zoo], Any]] = {
     "last steps": lambda zoo: zoo.last_steps().ids,
     "a split": lambda zoo: zoo.split("main", "train").ids,
     "some": lambda zoo: zoo[len(zoo) // 2 :].take(slice(None, None, -2)).metadata.to_pylist(),
+    "some again": lambda zoo: zoo[1:].where("seed < 70 or seed is None")[1:].where("train_loss is not None").ids,
+    "runs of some": lambda zoo: [row for run in zoo[2:].metadata_runs("seed", "recipe") for row in run.to_pylist()],
     "sorted": lambda zoo: zoo.sorted("-test_accuracy", "id").ids,
     "a stream": lambda zoo: [
         (batch.ids, batch["seed"].tolist(), batch["a"].tolist())

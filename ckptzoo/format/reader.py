@@ -420,7 +420,10 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
     file_bytes = sum(files.size(f"{part.path}/{layout.METADATA}") or 0 for part in parts)
     schema = table.schema_of(KINDS[kinds.pop()])
     rows = LazyTable(schema, pieces, single, location=f"{files.name}/{tree}", file_bytes=file_bytes)
-    return Tree(tuple(parts), rows, LazyTable(INDEX_SCHEMA, indices))
+    index_bytes = sum(files.size(f"{part.path}/{layout.INDEX}") or 0 for part in own)
+    index_bytes += 0 if known is None else known.nbytes
+    blocks = LazyTable(INDEX_SCHEMA, indices, location=f"{files.name}/{tree}", file_bytes=index_bytes)
+    return Tree(tuple(parts), rows, blocks)
 
 
 def _decoded(

@@ -214,3 +214,54 @@ def test_a_snapshot_of_more_rows_than_it_may_have_is_not_used(compacted: Path, m
         Snapshot(Folder(zoo), name.rpartition("/")[2])
     contents = read_contents(Folder(zoo))
     assert contents.snapshot is None and len(contents.retracted.rows) == 1
+
+
+@pytest.mark.parametrize("index_rows", [1, 5])
+def test_an_index_is_in_several_row_groups(compacted: Path, monkeypatch: pytest.MonkeyPatch, index_rows: int) -> None:
+    """What is damaged in any of them is read from the parts."""
+    zoo, trees = compacted.parents[1], read_trees(Folder(compacted.parents[1]))
+    expected = trees["parts"].index
+    monkeypatch.setattr(snapshot, "_INDEX_ROWS", index_rows)
+    name, data = encode(trees)
+    compacted.unlink()
+    (zoo / "listing.json").unlink()
+    (zoo / name).write_bytes(data)
+    assert ckptzoo.verify(zoo) == []
+    opened = Snapshot(Folder(zoo), name.rpartition("/")[2])
+    assert len(opened.index_pieces("parts", trees["parts"].parts)) == -(-len(expected) // index_rows)
+    assert opened.tree("parts").index.equals(expected)
+    columns = [(column, chunk.start) for (_, column), chunk in opened._chunks.items()]
+    damaged = [start for column, start in columns if column.startswith("index:")]
+    assert len(damaged) > 2
+    for start in damaged[:: max(1, len(damaged) // 6)]:
+        wrong = bytearray(data)
+        wrong[start] ^= 1
+        (zoo / name).write_bytes(wrong)
+        contents = read_contents(Folder(zoo))
+        assert contents.snapshot is not None and contents.raw.index.equals(expected)
+
+
+def test_tables_are_bounded_column_by_column(compacted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot of an index that the parts' own limits let through is not refused for the sum of its columns."""
+    opened = Snapshot(Folder(compacted.parents[1]), compacted.name)
+    expected = opened.tree("parts").index
+    most = max(column.nbytes for column in expected.columns) + 4 * len(expected)
+    assert expected.nbytes > 2 * most
+    monkeypatch.setattr(limits, "table_in", lambda nbytes: 2**20)
+    monkeypatch.setattr(limits, "MAX_TABLE", most)
+    assert opened.tree("parts").index.equals(expected)
+    monkeypatch.setattr(limits, "MAX_TABLE", most // 8)
+    with pytest.raises(IntegrityError, match="size of the table"):
+        _ = opened.tree("parts").index
+
+
+def test_row_groups_are_of_a_bounded_size(compacted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that readers do not refuse what was written of long texts."""
+    zoo = compacted.parents[1]
+    expected = read_contents(Folder(zoo)).raw.metadata
+    monkeypatch.setattr(snapshot, "_GROUP_BYTES", 1)
+    made = ckptzoo.compact(zoo)
+    assert made is not None
+    opened = read_contents(Folder(zoo))
+    assert opened.snapshot is not None and opened.raw.metadata.equals(expected) and ckptzoo.verify(zoo) == []
+    assert [len(group) for group in snapshot._row_groups(opened.raw, ["id"])] == [3, 2, 2]

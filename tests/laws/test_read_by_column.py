@@ -114,13 +114,13 @@ def test_answers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     for module, names in (
         (packed, ("PACKED_ROWS", "RUN_ROWS")),
         (tree, ("RUN_ROWS", "_KEPT_VALUES", "_WHOLE_ROWS", "_KEPT_BYTES")),
-        (snapshot, ("RUN_ROWS", "_PIECE_ROWS")),
+        (snapshot, ("RUN_ROWS", "_PIECE_ROWS", "_INDEX_ROWS", "_GROUP_BYTES")),
         (selection, ("RUN_ROWS",)),
         (limits, ("FREE_ROWS",)),
         (reader, ("_TOGETHER",)),
     ):
         for name in names:
-            value = draw.randrange(20_000) if name == "_TOGETHER" else draw.randrange(2, 14)
+            value = draw.randrange(20_000) if name in ("_TOGETHER", "_GROUP_BYTES") else draw.randrange(2, 14)
             monkeypatch.setattr(module, name, value)
     for folder in (many, one):
         draw.shuffle(order)

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -15,7 +14,7 @@ from builders.schedules import CosineSchedule, MilestoneSchedule, Schedule
 from ckptzoo import archs
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError, suggestion
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.documents import digest_of
+from ckptzoo.schema.documents import digest_of, read_toml
 
 FOLDER = Path(__file__).parent / "recipes"
 CROSS_ENTROPY = "cross-entropy"
@@ -155,10 +154,7 @@ class Recipe:
         path = Path(name) if str(name).endswith(".toml") else FOLDER / f"{name}.toml"
         if not path.is_file():
             raise UnknownNameError("builders", "recipe", str(name), names())
-        try:
-            content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SpecError(Problem(path.name, "TOML", "a recipe", str(error), _STEP)) from error
+        content = read_toml(path, expected="a recipe in TOML", step=_STEP, location=path.name)
         return cls.from_content(content, location=path.name, excluded=("full_epochs",))
 
     @classmethod

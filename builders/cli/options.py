@@ -224,5 +224,6 @@ def parse_settings(items: list[str]) -> dict[str, Any]:
 
     try:
         return {key: value for item in items for key, value in tomllib.loads(item).items()}
-    except tomllib.TOMLDecodeError as error:
+    # numbers of more than 4,300 digits are a ValueError as well
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{error}: expected a setting such as scale=0.5.", param_hint="--set") from None

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -24,7 +23,7 @@ from builders.sources import Source
 from builders.state import Tensors, TrainingState
 from ckptzoo.errors import Problem, SpecError, suggestion
 from ckptzoo.schema.architecture import Architecture
-from ckptzoo.schema.documents import digest_of
+from ckptzoo.schema.documents import digest_of, read_toml
 
 SETTINGS = FOLDER / "posterior"
 """The settings of every method, ``<method>.toml``, or ``<method>-<architecture>.toml`` where an architecture has its
@@ -103,10 +102,7 @@ class Method(ABC):
         names = (f"{cls.name}-{recipe.architecture}", f"{cls.name}-{family}", cls.name)
         own = next(file for name in names if (file := SETTINGS / f"{name}.toml").is_file())
         file = own if path is None else Path(path)
-        try:
-            values = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise SpecError(Problem(file.name, "settings", f"those of {cls.name}", str(error), _STEP)) from error
+        values = read_toml(file, expected=f"settings of {cls.name} in TOML", step=_STEP, location=file.name)
         values |= changes or {}
         # what has a default is decided elsewhere
         known = {item.name for item in fields(cls) if item.default is dataclasses.MISSING} - {"recipe"}

@@ -36,7 +36,7 @@ def info(zoo: ZooAddress, where: Where = None, as_json: AsJson = False) -> None:
 
 def verify(
     zoo: ZooFolder,
-    shallow: Annotated[bool, typer.Option("--shallow", help="Check everything but the weights.")] = False,
+    shallow: Annotated[bool, typer.Option("--shallow", help="Check documents, indices and rows alone.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check every byte of a zoo, or of all zoos of a collection or a folder.
@@ -61,7 +61,11 @@ def verify(
         for problem in problems:
             print(printable(str(problem)))
         unread = "the card, its pictures and pages/explorer.html, which have no digest"
-        read = "everything but the weights was checked" if shallow else f"every byte was checked but those of {unread}"
+        read = (
+            "documents, indices and rows were checked, and no shard"
+            if shallow
+            else f"every byte was checked but those of {unread}"
+        )
         print(f"{zoo}: {counted(len(problems), 'problem')} found." if problems else f"{zoo}: no problem found; {read}.")
     if problems:
         raise typer.Exit(PROBLEMS)

@@ -185,7 +185,8 @@ def _names_in(path: Path) -> dict[str, Any]:
 
     try:
         return tomllib.loads(text_of(bytes_of(path), str(path)).getvalue())
-    except tomllib.TOMLDecodeError as error:
+    # numbers of more than 4,300 digits are a ValueError; nested lists meet Python's limit
+    except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{path}: expected TOML, got {error}.", param_hint="--names") from None
 
 

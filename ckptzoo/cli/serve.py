@@ -182,7 +182,7 @@ def org(
         str | None, typer.Argument(metavar="NAME", help="The name of the organisation.", show_default=False)
     ] = None,
     member: Annotated[
-        str | None, typer.Option("--member", metavar="USER", help="The user who is made a member.")
+        str | None, typer.Option("--member", metavar="USER", help="The user whose membership is set or ended.")
     ] = None,
     role: Annotated[
         str, typer.Option("--role", help="The member's role in its namespace: read, contribute, write or admin.")

@@ -1,4 +1,4 @@
-"""The columns of a page, from its members' rows and those of their variant."""
+"""The columns of a page, from its members' rows and those of their variant, and their histograms."""
 
 import hashlib
 from collections.abc import Sequence

@@ -4,6 +4,7 @@ A document is a JSON object in canonical form (sorted keys, no spaces, UTF-8, a 
 is the sha256 of the canonical form of everything else in it. So every flipped byte is noticed.
 """
 
+import codecs
 import hashlib
 import json
 import math
@@ -11,7 +12,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime
-from pathlib import PurePath
+from os import PathLike
+from pathlib import Path, PurePath
 from typing import Any, ClassVar, NoReturn, cast
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError
@@ -19,6 +21,8 @@ from ckptzoo.schema.layout import FORMAT, VERSION
 
 MAX_BYTES = 64 * 2**20
 """Bytes of a document that are parsed at most."""
+MAX_TOML = 2**20
+"""Bytes of a file in TOML that are parsed at most."""
 REFETCH = "Fetch the file again, or restore it from a copy."
 
 Document = dict[str, Any]
@@ -85,7 +89,9 @@ class JsonFields:
         cls, *, without: Sequence[str] = (), derived: Sequence[str] = (), named: Mapping[str, str] | None = None
     ) -> None:
         super().__init_subclass__()
-        cls._without, cls._derived, cls._named = without, derived, named or {}
+        # a subclass keeps what its base leaves out, adds and renames
+        cls._without, cls._derived = (*cls._without, *without), (*cls._derived, *derived)
+        cls._named = {**cls._named, **(named or {})}
 
     def to_json(self) -> Document:
         """Every figure by name, as values that JSON knows."""
@@ -151,12 +157,28 @@ def parse_toml(data: bytes, *, location: str, expected: str, step: str, max_byte
     ``expected`` says in the message what it should be, and ``step`` what to do.
     """
     if len(data) > max_bytes:
-        raise SpecError(Problem(location, "size", f"at most {max_bytes:,} bytes", "more", step))
+        raise SpecError(Problem(location, "size", f"at most {max_bytes:,} bytes", "more", "Shorten it."))
     try:
         return tomllib.loads(data.decode())
     # bytes that are no UTF-8 and numbers of more than 4,300 digits are a ValueError; nested lists meet Python's limit
     except (ValueError, RecursionError) as error:
         raise SpecError(Problem(location, "file", expected, str(error), step)) from error
+
+
+def read_toml(path: str | PathLike[str], *, expected: str, step: str, location: str = "") -> Document:
+    """Parse a file in TOML that a person wrote, of at most 1 MiB, as ``parse_toml``; ``location`` is the path or name.
+
+    Raises ``SpecError`` where it cannot be read, too.
+    """
+    location = location or str(path)
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(MAX_TOML + 1)
+    except OSError as error:
+        raise SpecError(Problem(location, "file", expected, error.strerror or str(error), step)) from error
+    # some editors begin a text with a byte order mark
+    text = data.removeprefix(codecs.BOM_UTF8)
+    return parse_toml(text, location=location, expected=expected, step=step, max_bytes=MAX_TOML)
 
 
 def _damaged(location: str, what: str, expected: str, got: str) -> IntegrityError:

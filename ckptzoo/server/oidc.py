@@ -6,7 +6,6 @@ the name that the provider says, where the provider's file allows it and no acco
 
 import secrets
 import time
-import tomllib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ckptzoo.errors import Problem, SpecError, require
+from ckptzoo.schema.documents import read_toml
 from ckptzoo.server.errors import Refusal
 
 _SECONDS, _ATTEMPTS = 600, 10_000
@@ -194,12 +194,7 @@ def provider_in(path: Path) -> Provider:
 
     Raises SpecError: a key is missing, not known, or of another type; the issuer is neither https nor on this machine.
     """
-    try:
-        content = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SpecError(
-            Problem(str(path), "file", "TOML", str(error), "Correct it; docs/hosting.md has one.")
-        ) from None
+    content = read_toml(path, expected="TOML", step="Correct it; docs/hosting.md has one.")
     problems = [
         Problem(str(path), name, kind.__name__, repr(content.get(name))[:100], "Correct it; docs/hosting.md has one.")
         for name, kind in _KEYS.items()

@@ -37,11 +37,12 @@ class Symmetries(StudyResult, named={"left_out": "left", "scalings": "scales"}):
 
     Drawn as ``margins.png``, ``scales.png`` and ``transpositions.png``, without those for which there is nothing to
     show. ``gauged`` checkpoints are in the gauge, and all figures are theirs; ``left_out`` ones were left as they were,
-    not finite or not representable in it. ``ties`` are pairs of neighbouring channels with equal keys, ``unresolved``
-    ones are in checkpoints where nothing resolves them; ``dead`` channels are those that nothing writes; ``clamped``
-    filters could not be brought to unit norm. ``margins`` are (M,) smallest gaps between neighbouring keys, of the
-    checkpoints where channels were ordered; ``closest`` is the checkpoint with the smallest above 0, and that margin.
-    ``moves``, ``scalings`` and ``distances`` say how far raw checkpoints are from the variant.
+    not finite or not representable in it. ``ties`` are pairs of neighbouring channels with equal keys; ``unresolved``
+    counts checkpoints with ties, signs or scales that nothing determines; ``dead`` channels are those that nothing
+    writes; ``clamped`` filters could not be brought to unit norm. ``margins`` are (M,) smallest gaps between
+    neighbouring keys, of the checkpoints where channels were ordered; ``closest`` is the checkpoint with the smallest
+    above 0, and that margin. ``moves``, ``scalings`` and ``distances`` say how far raw checkpoints are from the
+    variant.
     """
 
     file: ClassVar[str] = "symmetries.json"

@@ -239,7 +239,7 @@ def test_every_problem_of_a_recipe_is_listed(tmp_path: Path) -> None:
         f"key '{key}'" for key in ("crop_pad", "target_mean", "target_std")
     ]
     file.write_text("name = ")
-    with pytest.raises(SpecError, match=r"mine\.toml: TOML"):
+    with pytest.raises(SpecError, match=r"mine\.toml: file"):
         Recipe.load(file)
 
 

@@ -5,7 +5,6 @@ The part is built in a folder that has the zoo's documents and nothing else of i
 
 import shutil
 import tempfile
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,6 +42,7 @@ from ckptzoo.image_sets.evaluation import EVALUATION_KEY, Evaluation, evaluation
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.documents import read_toml
 
 SAME_OUTPUTS = 1e-4
 """Two networks have the same outputs, except for the order of sums, below this share of the largest output."""
@@ -470,10 +470,7 @@ def _names_table(map: str | Path | Mapping[str, str] | None) -> Mapping[str, str
     if map is None or isinstance(map, Mapping):
         return map or {}
     step = 'Write lines such as "old.weight" = "new.weight".'
-    try:
-        content = tomllib.loads(Path(map).read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise SpecError(Problem(str(map), "file", "names in TOML", str(error), step)) from error
+    content = read_toml(map, expected="names in TOML", step=step)
     names = content.get("names", content)
     if not isinstance(names, dict) or not all(isinstance(value, str) for value in names.values()):
         raise SpecError(Problem(str(map), "names", "old and new ones, as texts", "others", step))

@@ -3,7 +3,6 @@
 import difflib
 import math
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ from ckptzoo.errors import Problem, SpecError
 from ckptzoo.hub.contributions.file_names import FilePattern
 from ckptzoo.hub.contributions.row_checks import is_licence
 from ckptzoo.image_sets.evaluation import Evaluation, finite_numbers
+from ckptzoo.schema.documents import read_toml
 from ckptzoo.schema.metadata import COLUMNS
 
 MEASURED = ("train_loss", "train_accuracy", "test_loss", "test_accuracy", "test_nll", "test_brier", "test_ece")
@@ -107,10 +107,7 @@ class Submission:
     @classmethod
     def from_toml(cls, path: str | Path) -> "Submission":
         """Read a file; raise ``SpecError`` with every problem: unknown keys (and the nearest), types, ranges."""
-        try:
-            content = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-            raise SpecError(Problem(str(path), "file", "a contribution in TOML", str(error), _STEP)) from error
+        content = read_toml(path, expected="a contribution in TOML", step=_STEP)
         return cls.from_mapping(content, location=str(path))
 
     @classmethod
@@ -195,7 +192,7 @@ def _column_problems(location: str, key: str, value: Any) -> Iterator[Problem]:
     number: Any = value
     fits = {
         "string": isinstance(value, str) and bool(value.strip()) and value.isprintable(),
-        # tomllib reads integers of any length; True is an instance of int
+        # tomllib reads integers of up to 4,300 digits; True is an instance of int
         "int64": type(value) is int and abs(value) < 2**63,
         "float64": type(value) in (int, float) and math.isfinite(number),
         "bool": isinstance(value, bool),

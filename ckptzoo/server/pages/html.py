@@ -25,7 +25,6 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 """Headers of every page. No script runs on it, whatever a card holds."""
-STYLE = "/-/style.css"
 
 
 def page(

@@ -30,7 +30,6 @@ from ckptzoo.server.store.git_objects import Trees
 
 _PAGE = 50
 """Discussions, events and commits of a page."""
-_SHOWN_FILES = 200
 
 
 _UNDONE = re.compile(r"^\| ([^|`\n]{1,60}) \| \*not done\* \|", re.MULTILINE)

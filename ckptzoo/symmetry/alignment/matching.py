@@ -58,7 +58,7 @@ from ckptzoo.symmetry.tables import take_rows
 MAX_SWEEPS = 100
 """The largest number of sweeps through all groups; ten are rarely needed."""
 _ROUNDING = 8.0
-"""The rounding of a gain over the sum of absolute gains: a permutation is taken only where it is better by more."""
+"""The rounding of a gain over the sum of absolute gains: another element is taken only where it is better by more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Matched:
     """Elements of K networks, of whose scales signs alone are not 1, and an upper bound (K,) on ``<A, g B>``.
 
     ``sweeps`` (K,) are those through the groups. ``ties`` (K,) counts channels of B whose sorted slices equal those of
-    another one of their group.
+    another one of their group, and those of which signs or orthogonal matrices stay open.
     """
 
     element: GroupElement

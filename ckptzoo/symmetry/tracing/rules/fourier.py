@@ -10,8 +10,6 @@ from ckptzoo.symmetry.tracing.constraints import Labels, constant_labels
 from ckptzoo.symmetry.tracing.rules.call import DATA, Call, Value
 from ckptzoo.symmetry.tracing.rules.elementwise import ADD, MUL, combined, not_homogeneous, with_new_paths
 
-_ONE_AXIS = frozenset({"fft_fft", "fft_ifft", "fft_rfft", "fft_irfft", "fft_hfft", "fft_ihfft"})
-
 
 def transform(call: Call) -> Labels:
     """``fft``, ``rfft``, their inverses, and those over several axes; channels along these stay in place."""

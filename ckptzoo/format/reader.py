@@ -402,7 +402,8 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
         ]
     own = list[Part]()
     for part, index in _decoded(files, tree, names[len(parts) :], limits, first=len(parts)):
-        indices.append((len(index), partial(selected, index)))
+        read: Read = partial(selected, index)
+        indices.append((len(index), read))
         own.append(part)
     parts += own
     if not parts:

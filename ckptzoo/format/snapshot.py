@@ -350,7 +350,7 @@ def _chunks(listed: Any, end: int, *, location: str) -> dict[tuple[int, str], _C
     return chunks
 
 
-def _update(digest: "hashlib._Hash", file: BinaryIO, nbytes: int) -> None:
+def _update(digest: Any, file: BinaryIO, nbytes: int) -> None:
     """Add the next bytes of a file, some at a time; fewer where it ends."""
     while nbytes > 0 and (data := file.read(min(nbytes, _CHECKED_BYTES))):
         digest.update(data)

@@ -247,7 +247,7 @@ def _longest(texts: pa.Array) -> int:
     return int(np.diff(ends).max())
 
 
-def selected(table: pa.Table, names: Sequence[str]) -> tuple[pa.Table]:
+def selected(table: pa.Table, names: Sequence[str]) -> Iterable[pa.Table]:
     """Columns of a table that is in memory, as a ``Read`` gives them."""
     return (table.select(names),)
 

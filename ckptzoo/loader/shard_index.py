@@ -111,11 +111,10 @@ class ShardIndex:
 
     def spans(self, locations: TensorLocations, blocks: Sequence[int]) -> list[Span]:
         """Where some of a tensor's blocks are, and their digests."""
-        if self._digests is None:
-            self._digests = self._blocks[DIGEST]
+        digests = self._digests = self._blocks[DIGEST] if self._digests is None else self._digests
         spans: list[Span] = []
         for entry in locations.entries[np.asarray(blocks, np.int64)].tolist():
-            offset, digest = int(self._offsets[entry]), self._digests[entry].as_py()
+            offset, digest = int(self._offsets[entry]), digests[entry].as_py()
             stop = offset + int(self._nbytes[entry])
             spans.append(Span(self._paths[self._shard_numbers[entry]], offset, stop, digest))
         return spans

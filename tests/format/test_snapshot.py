@@ -146,7 +146,7 @@ def test_an_index_that_is_damaged_or_gone_is_read_from_the_parts(compacted: Path
     """It may be gone where another process replaced the snapshot after the zoo was opened."""
     zoo, whole = compacted.parents[1], compacted.read_bytes()
     expected = {name: tree.index for name, tree in read_trees(Folder(zoo)).items()}
-    chunks = Snapshot(Folder(zoo), compacted.name)._chunks
+    chunks = Snapshot(Folder(zoo), compacted.name)._chunks  # pyright: ignore[reportPrivateUsage]
     damaged = [(name, chunk.stop - 1) for (_, name), chunk in chunks.items() if name.startswith("index:")]
     assert damaged
     for _, place in damaged:
@@ -173,7 +173,7 @@ def test_an_index_that_is_damaged_or_gone_is_read_from_the_parts(compacted: Path
 def test_columns_that_share_bytes_are_refused(compacted: Path, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     """By ``verify`` with a message; to open the zoo its parts are read."""
     zoo = compacted.parents[1]
-    described, trees = snapshot._described, read_trees(Folder(compacted.parents[1]))
+    described, trees = snapshot._described, read_trees(Folder(compacted.parents[1]))  # pyright: ignore[reportPrivateUsage]
 
     def shifted(file: BinaryIO, *arguments: Any, **options: Any) -> Any:
         chunks, rest, cut = described(file, *arguments, **options)
@@ -230,7 +230,7 @@ def test_an_index_is_in_several_row_groups(compacted: Path, monkeypatch: pytest.
     opened = Snapshot(Folder(zoo), name.rpartition("/")[2])
     assert len(opened.index_pieces("parts", trees["parts"].parts)) == -(-len(expected) // index_rows)
     assert opened.tree("parts").index.equals(expected)
-    columns = [(column, chunk.start) for (_, column), chunk in opened._chunks.items()]
+    columns = [(column, chunk.start) for (_, column), chunk in opened._chunks.items()]  # pyright: ignore[reportPrivateUsage]
     damaged = [start for column, start in columns if column.startswith("index:")]
     assert len(damaged) > 2
     for start in damaged[:: max(1, len(damaged) // 6)]:
@@ -264,4 +264,4 @@ def test_row_groups_are_of_a_bounded_size(compacted: Path, monkeypatch: pytest.M
     assert made is not None
     opened = read_contents(Folder(zoo))
     assert opened.snapshot is not None and opened.raw.metadata.equals(expected) and ckptzoo.verify(zoo) == []
-    assert [len(group) for group in snapshot._row_groups(opened.raw, ["id"])] == [3, 2, 2]
+    assert [len(group) for group in snapshot._row_groups(opened.raw, ["id"])] == [3, 2, 2]  # pyright: ignore[reportPrivateUsage]

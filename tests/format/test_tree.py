@@ -61,7 +61,7 @@ def test_a_forked_process_reads_while_a_thread_held_the_lock(make_zoo: Callable[
     held, done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with rows._lock:
+        with rows._lock:  # pyright: ignore[reportPrivateUsage]
             held.set()
             done.wait()
 

@@ -396,14 +396,13 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
         copied = known.index_pieces(tree, parts, blocks_a_row=limits.blocks)
         ends = np.cumsum([0, *(count for count, _ in copied)]).tolist()
         again = partial(_index_columns, files, tuple(parts), limits, ends[-1])
-        indices = [
+        indices += [
             (count, partial(_from_either, read, partial(again, slice(stop - count, stop))))
             for (count, read), stop in zip(copied, ends[1:], strict=True)
         ]
     own = list[Part]()
     for part, index in _decoded(files, tree, names[len(parts) :], limits, first=len(parts)):
-        read: Read = partial(selected, index)
-        indices.append((len(index), read))
+        indices.append((len(index), partial(selected, index)))
         own.append(part)
     parts += own
     if not parts:

@@ -20,7 +20,7 @@ from ckptzoo.format.checks import RowLimits, geometry_problems, require_bytes, r
 from ckptzoo.format.files import Files
 from ckptzoo.format.part import Part, decode_index, kind_of, read_columns, require_room
 from ckptzoo.format.snapshot import Snapshot
-from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Read, Tree, empty_tree, places_of
+from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Read, Tree, empty_tree, places_of, selected
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
@@ -385,26 +385,24 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
 
     ``tree`` is ``parts`` or ``derived/<name>``; ``limits`` are the zoo's, so that nothing with more rows is decoded.
     """
-    parts, pieces, indices = list[Part](), list[tuple[int, Read]](), list[LazyTable]()
+    parts, pieces, indices = list[Part](), list[tuple[int, Read]](), list[tuple[int, Read]]()
     # of use where it covers the first parts; later ones come from their folders
     if known is not None and known.parts.get(tree) == names[: len(known.parts.get(tree, ()))] != ():
-        covered = known.tree(tree, blocks_a_row=limits.blocks)
-        parts, indices = list(covered.parts), [covered.blocks]
+        parts = list(known.tree(tree, blocks_a_row=limits.blocks).parts)
         pieces = [
-            (count, partial(_from_either, read, files, tuple(own))) for count, read, own in known.pieces(tree, parts)
+            (count, partial(_from_either, read, partial(read_columns, files, tuple(own))))
+            for count, read, own in known.pieces(tree, parts)
+        ]
+        copied = known.index_pieces(tree, parts, blocks_a_row=limits.blocks)
+        ends = np.cumsum([0, *(count for count, _ in copied)]).tolist()
+        again = partial(_index_columns, files, tuple(parts), limits, ends[-1])
+        indices += [
+            (count, partial(_from_either, read, partial(again, slice(stop - count, stop))))
+            for (count, read), stop in zip(copied, ends[1:], strict=True)
         ]
     own = list[Part]()
-    nbytes = file_bytes = 0
-    for name, data in _indices(files, tree, names[len(parts) :]):
-        location = f"{files.name}/{tree}/{name}/{layout.INDEX}"
-        part, index = decode_index(data, tree, name, location=location, blocks_a_row=limits.blocks)
-        kind_of(part, location=location.removesuffix(f"/{layout.INDEX}"))
-        require_bytes(files, part, index, limits.nbytes)
-        nbytes += index.get_total_buffer_size()
-        limit = bounds.indices_in(file_bytes := file_bytes + len(data))
-        _require_room(f"{files.name}/{tree}", "size in memory of all indices", nbytes, limit)
-        numbers = table.array_of(np.full(len(index), len(parts) + len(own), np.int32))
-        indices.append(LazyTable.of(index.append_column(INDEX_SCHEMA.field("part"), numbers)))
+    for part, index in _decoded(files, tree, names[len(parts) :], limits, first=len(parts)):
+        indices.append((len(index), partial(selected, index)))
         own.append(part)
     parts += own
     if not parts:
@@ -422,11 +420,52 @@ def read_tree(files: Files, tree: str, names: tuple[str, ...], known: Snapshot |
     file_bytes = sum(files.size(f"{part.path}/{layout.METADATA}") or 0 for part in parts)
     schema = table.schema_of(KINDS[kinds.pop()])
     rows = LazyTable(schema, pieces, single, location=f"{files.name}/{tree}", file_bytes=file_bytes)
-    return Tree(tuple(parts), rows, LazyTable.joined(indices))
+    index_bytes = sum(files.size(f"{part.path}/{layout.INDEX}") or 0 for part in own)
+    index_bytes += 0 if known is None else known.nbytes
+    blocks = LazyTable(INDEX_SCHEMA, indices, location=f"{files.name}/{tree}", file_bytes=index_bytes)
+    return Tree(tuple(parts), rows, blocks)
 
 
-def _from_either(read: Read, files: Files, parts: Sequence[Part], names: Sequence[str]) -> Iterator[pa.Table]:
-    """Yield columns of the rows of parts from a snapshot, and from the parts where the snapshot is damaged."""
+def _decoded(
+    files: Files, tree: str, names: tuple[str, ...], limits: RowLimits, *, first: int
+) -> Iterator[tuple[Part, pa.Table]]:
+    """Yield parts with their indices from their folders, each with its position, that of the first being ``first``."""
+    nbytes = file_bytes = 0
+    for number, (name, data) in enumerate(_indices(files, tree, names), first):
+        location = f"{files.name}/{tree}/{name}/{layout.INDEX}"
+        part, index = decode_index(data, tree, name, location=location, blocks_a_row=limits.blocks)
+        kind_of(part, location=location.removesuffix(f"/{layout.INDEX}"))
+        require_bytes(files, part, index, limits.nbytes)
+        nbytes += index.get_total_buffer_size()
+        limit = bounds.indices_in(file_bytes := file_bytes + len(data))
+        _require_room(f"{files.name}/{tree}", "size in memory of all indices", nbytes, limit)
+        numbers = table.array_of(np.full(len(index), number, np.int32))
+        yield part, index.append_column(INDEX_SCHEMA.field("part"), numbers)
+
+
+def _index_columns(
+    files: Files, parts: Sequence[Part], limits: RowLimits, count: int, rows: slice, names: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yield columns of some of the ``count`` index rows of parts from their folders.
+
+    Raises ``IntegrityError`` before anything is yielded if they have other rows or are other parts.
+    """
+    found = list[pa.Table]()
+    tree = parts[0].tree
+    for known, (part, index) in zip(
+        parts, _decoded(files, tree, tuple(part.name for part in parts), limits, first=0), strict=True
+    ):
+        if part != known:
+            location = f"{files.name}/{part.path}/{layout.INDEX}"
+            raise IntegrityError(Problem(location, "digest", known.digest, part.digest, REFETCH))
+        found.append(index.select(names))
+    if (total := sum(map(len, found))) != count:
+        raise IntegrityError(Problem(f"{files.name}/{tree}", "index rows", str(count), str(total), REFETCH))
+    yield pa.concat_tables(found)[rows]
+
+
+def _from_either(read: Read, read_parts: Read, names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield columns from a snapshot, and from the parts that it covers where the snapshot is damaged or gone."""
     done = 0
     try:
         for piece in read(names):
@@ -434,7 +473,7 @@ def _from_either(read: Read, files: Files, parts: Sequence[Part], names: Sequenc
             done += len(piece)
     except IntegrityError as error:
         try:
-            for piece in read_columns(files, parts, names):
+            for piece in read_parts(names):
                 if done < len(piece):
                     yield piece.slice(done)
                 done = max(0, done - len(piece))

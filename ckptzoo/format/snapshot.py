@@ -4,7 +4,8 @@ A snapshot is derived and never needed. Its name holds the number of parts it co
 and their sha256. The tail is what opening needs: the raw index without the blocks' digests, and the footer, which holds
 the sha256 of every other column. So a reader fetches the tail, and later the columns that it is asked for, and each
 is checked. Rows are in groups of whole parts, so that some are written and read at a time. A reader uses the newest
-snapshot whose tail is right, and reads the parts after it, and those of columns that are damaged, from their folders.
+snapshot whose tail is right, and reads the parts after it, and those of columns of rows or of an index that are damaged
+or gone, from their folders.
 """
 
 import hashlib
@@ -12,8 +13,9 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -41,6 +43,12 @@ _PIECE_ROWS = 2**19
 """The number of rows of a column that are read together, and from another machine by as few requests as possible."""
 _CHECKED = "checked"
 """The mark in the footer that the ids were found to differ."""
+_COLUMNS = "[offset, bytes, sha256], no two over the same bytes"
+_INDEX_ROWS, _GROUP_BYTES = 2**20, 2**28
+"""The number of index rows, and of bytes in memory of rows or of index rows, in a row group; one part alone may have
+more bytes, no more than readers take."""
+_CHECKED_BYTES = 16 * 2**20
+"""The number of bytes between columns that are read together to be checked."""
 _PLACE = 10**13 - 1
 """Takes the place of an offset and a size while the footer is written; no file is larger."""
 
@@ -96,14 +104,26 @@ class Snapshot:
         self.location = f"{files.name}/{self._path}"
         self._tail = self._read_tail(name)
         file, facts = table.open_table(self._source({}), location=self.location, by_group=True)
-        if facts.get("version") not in (1, 2, 3):
-            raise IntegrityError(Problem(self.location, "footer", "version 1, 2 or 3", str(facts)[:120], REFETCH))
+        if facts.get("version") not in (1, 2, 3, 4):
+            raise IntegrityError(Problem(self.location, "footer", "version 1, 2, 3 or 4", str(facts)[:120], REFETCH))
         self._rest, self._is_checked = str(facts.get("rest")), facts.get("ids") == _CHECKED
         # Parquet's footer is parsed once; to read a column it is parsed again, with the column's bytes in the file
         self._counts = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
         self._stored = frozenset(file.schema_arrow.names)
         self._trees = _trees(facts.get("trees"), len(self._counts), location=self.location)
         self._chunks = _chunks(facts.get("chunks", {}), self._size - len(self._tail), location=self.location)
+        self._require_possible()
+
+    def _require_possible(self) -> None:
+        """Raise IntegrityError where a tree has more rows than a file of this size may have.
+
+        Parquet packs equal rows by their number; those of a tree differ by their ids.
+        """
+        limit = limits.rows_in(self._size)
+        for name, item in self._trees.items():
+            rows = sum(self._counts[group] for group in _numbers(item["metadata"]))
+            if rows > limit:
+                raise IntegrityError(Problem(self.location, f"rows of {name}", f"at most {limit}", str(rows), _STEP))
 
     def _read_tail(self, name: str) -> bytes:
         """The tail; the whole file for a snapshot of version 1, which had none."""
@@ -126,6 +146,11 @@ class Snapshot:
     def parts(self) -> dict[str, tuple[str, ...]]:
         """Every tree it covers, with the names of the parts in order."""
         return {tree: tuple(part["name"] for part in item["parts"]) for tree, item in self._trees.items()}
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the file."""
+        return self._size
 
     @property
     def checked_parts(self) -> tuple[str, ...]:
@@ -152,22 +177,29 @@ class Snapshot:
             )
             for part in item["parts"]
         )
-        count = self._counts[item["index"]]
+        pieces = [(count, read) for count, read, _ in self.pieces(name, parts)]
+        schema = table.schema_of(KINDS[item["kind"]])
+        rows = LazyTable(schema, pieces, location=self.location, file_bytes=self._size)
+        return Tree(parts, rows, LazyTable(INDEX_SCHEMA, self.index_pieces(name, parts, blocks_a_row=blocks_a_row)))
+
+    def index_pieces(
+        self, name: str, parts: Sequence[Part], *, blocks_a_row: int | None = None
+    ) -> list[tuple[int, Read]]:
+        """The index of a tree in pieces, with the number of rows of each; ``blocks_a_row`` is as in ``tree``."""
+        groups = _numbers(self._trees[name]["index"])
+        count = sum(self._counts[group] for group in groups)
         limit = limits.index_rows_in(self._size)
         if blocks_a_row is not None:
             limit = min(limit, sum(part.rows for part in parts) * blocks_a_row)
         if count > limit:
             expected = f"at most {limit}"
             raise IntegrityError(Problem(self.location, f"index rows of {name}", expected, str(count), _STEP))
-        index = LazyTable(INDEX_SCHEMA, [(count, partial(self._columns, [item["index"]], None))])
-        pieces = [(count, read) for count, read, _ in self.pieces(name, parts)]
-        schema = table.schema_of(KINDS[item["kind"]])
-        return Tree(parts, LazyTable(schema, pieces, location=self.location, file_bytes=self._size), index)
+        return [(self._counts[group], partial(self._columns, [group], None)) for group in groups]
 
     def pieces(self, name: str, parts: Sequence[Part]) -> list[tuple[int, Read, Sequence[Part]]]:
         """The rows of a tree in pieces: the number of rows, the reader, and those of its parts that have them."""
         item = self._trees[name]
-        groups = item["metadata"] if isinstance(item["metadata"], list) else [item["metadata"]]
+        groups = _numbers(item["metadata"])
         ends = np.cumsum([part.rows for part in parts])
         pieces: list[tuple[int, Read, Sequence[Part]]] = []
         first, start, stop, together = 0, 0, 0, list[int]()
@@ -192,11 +224,11 @@ class Snapshot:
             return
         rest, behind = hashlib.sha256(), 0
         with open(self._files.here / self._path, "rb", opener=regular) as file:
-            for start, stop, sha256 in sorted(set(self._chunks.values())):
-                rest.update(file.read(start - behind))
+            for start, stop, sha256 in sorted(self._chunks.values()):
+                _update(rest, file, start - behind)
                 check_span(file.read(stop - start), Span(self._path, start, stop, sha256), location=self.location)
                 behind = stop
-            rest.update(file.read(before - behind))
+            _update(rest, file, before - behind)
         if (digest := rest.hexdigest()) != self._rest:
             raise IntegrityError(Problem(self.location, f"{DIGEST} of the other bytes", self._rest, digest, _STEP))
 
@@ -214,18 +246,30 @@ class Snapshot:
                 if not self._counts[group]:
                     yield pa.Table.from_batches([], pa.schema([schema.field(name) for name in names]))
                     continue
-                read = table.read_bounded(
-                    source,
-                    file,
-                    location=self.location,
-                    group=group,
-                    columns=[prefix + name for name in own],
-                    packed=kind is not None,
+                read = partial(
+                    table.read_bounded, source, file, location=self.location, group=group, packed=kind is not None
                 )
-                yield _fitted({name: read[prefix + name] for name in own}, names, schema, self._counts[group])
+                try:
+                    together = read(columns=[prefix + name for name in own])
+                    columns = {name: together[prefix + name] for name in own}
+                except IntegrityError:
+                    # the limit is one of a column, and it takes longer to read each by itself
+                    columns = self._one_by_one({name: partial(read, columns=[prefix + name]) for name in own})
+                yield _fitted(columns, names, schema, self._counts[group])
         except (*table.UNREADABLE, KeyError) as error:
             problem = Problem(self.location, "table", "the columns of docs/format.md", str(error)[:160], REFETCH)
             raise IntegrityError(problem) from error
+
+    def _one_by_one(self, readers: Mapping[str, Callable[[], pa.Table]]) -> dict[str, pa.ChunkedArray]:
+        """Columns of a row group that are read one after the other, each bounded, and so are all together."""
+        columns, nbytes, limit = dict[str, pa.ChunkedArray](), 0, limits.columns_in(self._size)
+        for name, read in readers.items():
+            columns[name] = read().column(0)
+            nbytes += columns[name].nbytes
+            if nbytes > limit:
+                expected = f"at most {limit} bytes"
+                raise IntegrityError(Problem(self.location, "size of columns", expected, str(nbytes), _STEP))
+        return columns
 
     def _fetched(self, wanted: Iterable[tuple[int, str]]) -> dict[int, bytes]:
         """The bytes of columns, given by row group and name, at their places in the file."""
@@ -262,9 +306,9 @@ def _trees(listed: Any, groups: int, *, location: str) -> dict[str, Document]:
     trees: dict[str, Document] = {}
     for item in listed if isinstance(listed, list) else [listed]:
         match item:
-            case {"tree": str(name), "kind": str(kind), "metadata": rows, "index": int(index), "parts": [*parts]}:
-                numbers = [*rows, index] if isinstance(rows, list) else [rows, index]
-                fits = kind in KINDS and name not in trees and len(numbers) > 1
+            case {"tree": str(name), "kind": str(kind), "metadata": rows, "index": index, "parts": [*parts]}:
+                numbers = [*_numbers(rows), *_numbers(index)]
+                fits = kind in KINDS and name not in trees and rows != [] and index != []
                 fits = fits and all(type(number) is int and 0 <= number < groups for number in numbers)
                 if fits and all(_is_part(part) for part in parts):
                     trees[name] = item
@@ -272,6 +316,11 @@ def _trees(listed: Any, groups: int, *, location: str) -> dict[str, Document]:
         expected = "trees, each once, with their kinds, row groups and parts"
         raise IntegrityError(Problem(location, "footer", expected, repr(item)[:120], REFETCH))
     return trees
+
+
+def _numbers(groups: Any) -> list[Any]:
+    """The numbers of row groups, which are a list where they are several."""
+    return groups if isinstance(groups, list) else [groups]
 
 
 def _is_part(item: Any) -> bool:
@@ -289,11 +338,23 @@ def _chunks(listed: Any, end: int, *, location: str) -> dict[tuple[int, str], _C
             for name, (start, nbytes, digest) in columns.items():
                 if type(start) is not int or type(nbytes) is not int or not 4 <= start < start + nbytes <= end:
                     raise ValueError(f"{start} and {nbytes}")
+                if nbytes > limits.MAX_FILE:
+                    raise ValueError(f"{nbytes} bytes")
                 chunks[int(group), name] = _Chunk(start, start + nbytes, bytes.fromhex(digest))
+        for one, other in pairwise(sorted(chunks.values())):
+            if other.start < one.stop:
+                raise ValueError(f"{one.start} to {one.stop} and {other.start} to {other.stop}")
     except (AttributeError, TypeError, ValueError) as error:
-        problem = Problem(location, "columns in the footer", "[offset, bytes, sha256]", str(error)[:120], REFETCH)
+        problem = Problem(location, "columns in the footer", _COLUMNS, str(error)[:120], REFETCH)
         raise IntegrityError(problem) from error
     return chunks
+
+
+def _update(digest: Any, file: BinaryIO, nbytes: int) -> None:
+    """Add the next bytes of a file, some at a time; fewer where it ends."""
+    while nbytes > 0 and (data := file.read(min(nbytes, _CHECKED_BYTES))):
+        digest.update(data)
+        nbytes -= len(data)
 
 
 def listed(files: Files) -> list[str]:
@@ -352,9 +413,9 @@ def encode(trees: Mapping[str, Tree], *, ids_differ: bool = False) -> tuple[str,
 def _encode(trees: Mapping[str, Tree], file: BinaryIO, *, ids_differ: bool) -> str:
     """Write a snapshot to an empty file and return its path in the zoo.
 
-    Each tree has row groups of its rows and one of its index; the raw index comes last, its digests before its other
-    columns. The path is ``snapshots/000128-20817-<sha256>.parquet`` for 128 parts where the tail has 20,817 bytes and
-    that digest.
+    Each tree has row groups of its rows, and one of its index unless that is large; the raw index comes last, its
+    digests before its other columns. The path is ``snapshots/000128-20817-<sha256>.parquet`` for 128 parts where the
+    tail has 20,817 bytes and that digest.
     """
     kinds = sorted({str(tree.kind) for tree in trees.values()})
     # not the columns that only tables with matrices fill, where none does: snapshots of other zoos are as they were
@@ -366,34 +427,33 @@ def _encode(trees: Mapping[str, Tree], file: BinaryIO, *, ids_differ: bool) -> s
     prefixes: list[str] = []
     listed: list[Document] = []
     order = sorted(trees, key=lambda name: (name == PARTS, name))
-    for name in order:
-        tree, first = trees[name], len(prefixes)
-        parts = [
-            {"name": part.name, "digest": part.digest, "rows": part.rows, "facts": part.facts} for part in tree.parts
-        ]
-        groups = list(range(first, first + len(_groups(tree))))
-        numbers = {"metadata": groups if len(groups) > 1 else first, "index": first + len(groups)}
-        listed.append({"tree": name, "kind": tree.kind, "parts": parts, **numbers})
-        prefixes += [*[f"{tree.kind}:"] * len(groups), INDEX]
-    facts: Document = {
-        "version": 3 if any(isinstance(item["metadata"], list) for item in listed) else 2,
-        "trees": listed,
-        **({"ids": _CHECKED} if ids_differ else {}),
-        "rest": "0" * 64,
-        "chunks": {
-            str(group): {name: [_PLACE, _PLACE, "0" * 64] for name in schema.names if name.startswith(prefix)}
-            for group, prefix in enumerate(prefixes)
-        },
-    }
-    # offsets and digests are known when all is written; what the footer says of them does not move them
-    place = _text(facts)
     with pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True) as writer:
+
+        def write(groups: Iterable[pa.Table], prefix: str) -> int | list[int]:
+            first = len(prefixes)
+            for rows in groups:
+                writer.write_table(_widened(rows, prefix, schema), row_group_size=max(1, len(rows)))
+                prefixes.append(prefix)
+            return first if len(prefixes) == first + 1 else list(range(first, len(prefixes)))
+
         for name in order:
             tree = trees[name]
-            runs = (run for _, run in tree.rows.runs(written[str(tree.kind)].names))
-            for rows in regrouped(runs, _groups(tree)):
-                writer.write_table(_widened(rows, f"{tree.kind}:", schema), row_group_size=max(1, len(rows)))
-            writer.write_table(_widened(tree.index, INDEX, schema), row_group_size=max(1, len(tree.index)))
+            parts = [{key: getattr(part, key) for key in ("name", "digest", "rows", "facts")} for part in tree.parts]
+            rows = write(_row_groups(tree, written[str(tree.kind)].names), f"{tree.kind}:")
+            entries = write(_index_groups(tree.index), INDEX)
+            listed.append({"tree": name, "kind": tree.kind, "parts": parts, "metadata": rows, "index": entries})
+        facts: Document = {
+            "version": _version(listed),
+            "trees": listed,
+            **({"ids": _CHECKED} if ids_differ else {}),
+            "rest": "0" * 64,
+            "chunks": {
+                str(group): {name: [_PLACE, _PLACE, "0" * 64] for name in schema.names if name.startswith(prefix)}
+                for group, prefix in enumerate(prefixes)
+            },
+        }
+        # offsets and digests are known when all is written; what the footer says of them does not move them
+        place = _text(facts)
         writer.add_key_value_metadata({table.KEY.decode(): place})
     size = file.seek(0, io.SEEK_END)
     chunks, rest, cut = _described(file, prefixes, first=INDEX + index[1].name)
@@ -411,14 +471,31 @@ def _text(facts: Document) -> str:
     return json.dumps(facts, sort_keys=True, separators=(",", ":"))
 
 
-def _groups(tree: Tree) -> list[int]:
-    """The numbers of rows in the row groups of a tree: those of as many whole parts as fit, at least one."""
-    groups = [0]
-    for part in tree.parts:
-        if groups[-1] and groups[-1] + part.rows > RUN_ROWS:
-            groups.append(0)
-        groups[-1] += part.rows
-    return groups
+def _version(listed: Sequence[Document]) -> int:
+    """The version of a footer, so that earlier readers leave alone what they cannot read."""
+    if any(isinstance(item["index"], list) for item in listed):
+        return 4
+    return 3 if any(isinstance(item["metadata"], list) for item in listed) else 2
+
+
+def _row_groups(tree: Tree, names: Sequence[str]) -> Iterator[pa.Table]:
+    """Yield columns of a tree's rows, those of as many whole parts together as fit into a row group, at least one."""
+    runs = (run for _, run in tree.rows.runs(names))
+    held, count, nbytes = list[pa.Table](), 0, 0
+    for rows in regrouped(runs, [part.rows for part in tree.parts]):
+        if count and (count + len(rows) > RUN_ROWS or nbytes + rows.nbytes > _GROUP_BYTES):
+            yield pa.concat_tables(held).combine_chunks()
+            held, count, nbytes = [], 0, 0
+        held.append(rows)
+        count, nbytes = count + len(rows), nbytes + rows.nbytes
+    yield pa.concat_tables(held).combine_chunks()
+
+
+def _index_groups(index: pa.Table) -> Iterator[pa.Table]:
+    """Yield an index in row groups, at least one."""
+    step = max(1, min(_INDEX_ROWS, len(index) * _GROUP_BYTES // max(1, index.nbytes)))
+    for start in range(0, max(1, len(index)), step):
+        yield index.slice(start, step)
 
 
 def _fills(tree: Tree, columns: Sequence[Column]) -> bool:

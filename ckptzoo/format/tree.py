@@ -1,5 +1,7 @@
 """A tree of parts in memory: all raw parts of a zoo, or all parts of one derived thing."""
 
+import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +37,10 @@ _WHOLE_ROWS = 2**18
 _KEPT_BYTES = 256 * 2**20
 """The number of bytes of packed columns that are kept, and of parts of which single rows were asked for, unless one
 alone has more."""
+_SMALL_BYTES = 4 * 2**20
+"""The number of bytes up to which a whole table is also kept as it is, from which a row takes a third of the time."""
+_OTHER_BYTES = 64
+"""A value of a column other than the bytes of its text has fewer: a number, a digest, the shape of a tensor."""
 
 Read = Callable[[Sequence[str]], Iterable[pa.Table]]
 """Names of columns, to consecutive tables of them in this order, in which texts may be dictionaries."""
@@ -65,11 +71,19 @@ class LazyTable:
     def _forget(self) -> None:
         self._columns = OrderedDict[str, PackedColumn]()
         self._part_rows = OrderedDict[int, dict[str, PackedColumn]]()
-        self._lock = threading.RLock()
+        self._longest = dict[str, int]()
+        self._small: pa.Table | None = None
+        self._is_too_large = False
+        self._locks = dict[int, threading.RLock]()
+
+    @property
+    def _lock(self) -> threading.RLock:
+        """The lock of this process: in a forked one, a thread of the parent may hold the lock forever."""
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
     def __getstate__(self) -> dict[str, Any]:
         # another process reads what it needs again
-        dropped = ("_columns", "_part_rows", "_lock")
+        dropped = ("_columns", "_part_rows", "_longest", "_small", "_is_too_large", "_locks")
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -79,12 +93,7 @@ class LazyTable:
     @classmethod
     def of(cls, *tables: pa.Table) -> "LazyTable":
         """Rows of tables with one schema that are in memory."""
-        return cls(tables[0].schema, [(len(table), partial(_selected, table)) for table in tables])
-
-    @classmethod
-    def joined(cls, pieces: Sequence["LazyTable"]) -> "LazyTable":
-        """The rows of others with one schema, at least one, joined."""
-        return cls(pieces[0].schema, [piece for each in pieces for piece in each._pieces])
+        return cls(tables[0].schema, [(len(table), partial(selected, table)) for table in tables])
 
     def __len__(self) -> int:
         return self._count
@@ -97,14 +106,31 @@ class LazyTable:
 
         Raises ``IntegrityError`` if they are larger in memory than files of these sizes may unpack to.
         """
+        if self._small is not None:
+            return self._small.select(names)
         columns = self._packed(names)
-        self._require_room(sum(column.unpacked_bytes for column in columns.values()))
-        return self._table(names, [columns[name].array() for name in names])
+        self._require_room(nbytes := sum(column.unpacked_bytes for column in columns.values()))
+        found = self._table(names, [columns[name].array() for name in names])
+        if nbytes <= _SMALL_BYTES and list(names) == self.schema.names:
+            self._small = found
+        return found
 
     def take(self, names: Sequence[str], rows: NDArray[np.int64]) -> pa.Table:
-        """Some columns of the rows at these positions, in any order."""
+        """Some columns of the rows at these positions, in any order.
+
+        Raises ``IntegrityError`` as ``select``.
+        """
         columns = self._packed(names)
-        return self._table(names, [columns[name].take(rows) for name in names])
+        step = self._rows_in(names, self._limit)
+        if len(rows) <= step:
+            return self._table(names, [columns[name].take(rows) for name in names])
+        # a few kilobytes may hold a long text in every row: it is not unpacked before it is known to fit
+        runs, nbytes = list[pa.Table](), 0
+        for start in range(0, len(rows), step):
+            own = rows[start : start + step]
+            runs.append(self._table(names, [columns[name].take(own) for name in names]))
+            self._require_room(nbytes := nbytes + runs[-1].nbytes)
+        return pa.concat_tables(runs)
 
     def runs(self, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
         """Yield some columns of all rows in order, a bounded number of rows at a time, each after its first row.
@@ -116,22 +142,30 @@ class LazyTable:
             columns = self._packed(names) if is_kept else {}
         start = 0
         if is_kept:
-            for start in range(0, max(1, self._count), RUN_ROWS):  # one without rows, too
-                stop = min(start + RUN_ROWS, self._count)
+            step = min(RUN_ROWS, self._rows_in(names, limits.MAX_TABLE))
+            for start in range(0, max(1, self._count), step):  # one without rows, too
+                stop = min(start + step, self._count)
                 yield start, self._table(names, [columns[name].slice(start, stop) for name in names])
             return
         schema = pa.schema([self.schema.field(name) for name in names])
         for _, read in self._pieces:
             for piece in read(names):
-                for first in range(0, len(piece), RUN_ROWS):
-                    run = piece.slice(first, RUN_ROWS)
+                self._measure(piece)
+                step = min(RUN_ROWS, self._rows_in(names, limits.MAX_TABLE))
+                for first in range(0, len(piece), step):
+                    run = piece.slice(first, step)
                     yield start, run.cast(schema)
                     start += len(run)
 
     def row(self, position: int) -> dict[str, Any]:
         """One row, with every column."""
         names = self.schema.names
-        if self._count <= _WHOLE_ROWS:
+        if self._small is not None:
+            return self._small.slice(position, 1).to_pylist()[0]
+        if self._count <= _WHOLE_ROWS and not self._is_too_large:
+            columns = self._packed(names)
+            if sum(column.unpacked_bytes for column in columns.values()) <= _SMALL_BYTES:
+                return self.table().slice(position, 1).to_pylist()[0]
             return self.take(names, np.array([position])).to_pylist()[0]
         bounds = np.cumsum([0, *(count for count, _ in self._parts)])
         number = int(np.searchsorted(bounds, position, side="right")) - 1
@@ -165,6 +199,8 @@ class LazyTable:
             sizes = {name: column.nbytes for name, column in self._columns.items()} if missing else {}
             while sum(sizes.values()) > _KEPT_BYTES and len(sizes) > 1:
                 name, _ = self._columns.popitem(last=False)
+                # all columns together are then read for a single row each time
+                self._is_too_large |= len(found) == len(self.schema)
                 del sizes[name]
             return found
 
@@ -173,20 +209,46 @@ class LazyTable:
         packers = {name: Packer(self.schema.field(name).type) for name in names}
         for _, read in pieces:
             for piece in read(names):
+                self._measure(piece)
                 for name, column in zip(names, piece.columns, strict=True):
                     packers[name].add(column.chunks)
                 self._require_room(sum(packer.nbytes for packer in packers.values()))
         return {name: packer.packed() for name, packer in packers.items()}
 
+    def _measure(self, piece: pa.Table) -> None:
+        """Note the longest text of each column so far."""
+        for name, column in zip(piece.column_names, piece.columns, strict=True):
+            texts = [chunk.dictionary if pa.types.is_dictionary(chunk.type) else chunk for chunk in column.chunks]
+            for each in texts if pa.types.is_string(self.schema.field(name).type) else ():
+                longest = 0 if each.null_count == len(each) else _longest(each)
+                self._longest[name] = max(longest, self._longest.get(name, 0))
+
+    def _rows_in(self, names: Sequence[str], limit: int | None) -> int:
+        """A number of rows, at least one, of which these columns have no more bytes than a limit."""
+        row = sum(_OTHER_BYTES + self._longest.get(name, 0) for name in names)
+        return sys.maxsize if limit is None else max(1, limit // max(1, row))
+
+    @property
+    def _limit(self) -> int | None:
+        return None if self._file_bytes is None else limits.columns_in(self._file_bytes)
+
     def _require_room(self, nbytes: int) -> None:
         """Raise IntegrityError where columns have more bytes than those of such files may unpack to."""
-        if self._file_bytes is not None and nbytes > (limit := limits.columns_in(self._file_bytes)):
+        if (limit := self._limit) is not None and nbytes > limit:
             step = "Ask for fewer columns, or for some of the checkpoints."
             what = "size in memory of the columns"
             raise IntegrityError(Problem(self._location, what, f"at most {limit} bytes", str(nbytes), step))
 
 
-def _selected(table: pa.Table, names: Sequence[str]) -> tuple[pa.Table]:
+def _longest(texts: pa.Array) -> int:
+    """The number of bytes of the longest text."""
+    # pyarrow.compute is not imported to open a zoo
+    ends = np.frombuffer(texts.buffers()[1], np.int32)[texts.offset : texts.offset + len(texts) + 1]
+    return int(np.diff(ends).max())
+
+
+def selected(table: pa.Table, names: Sequence[str]) -> Iterable[pa.Table]:
+    """Columns of a table that is in memory, as a ``Read`` gives them."""
     return (table.select(names),)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, UnknownNameError, ZooError, suggestion
 from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.reader import Contents
+from ckptzoo.format.table import array_of
 from ckptzoo.format.tree import places_of
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.loader.checkpoint import Checkpoint
@@ -107,6 +108,13 @@ class Selection:
             self.contents.check_ids()
         if self._is_whole:
             yield from self.contents.runs(self.contents.raw, names)
+            return
+        if len(self.rows) > RUN_ROWS and bool((self.rows[1:] >= self.rows[:-1]).all()):
+            # columns of large tables are not kept: they are gone through once, not read for every run
+            for start, run in self.contents.runs(self.contents.raw, names):
+                first, last = np.searchsorted(self.rows, [start, start + len(run)]).tolist()
+                if first < last:
+                    yield first, run.take(array_of(self.rows[first:last] - start))
             return
         for start in range(0, len(self.rows), RUN_ROWS):
             yield start, self.contents.columns(self.contents.raw, names, self.rows[start : start + RUN_ROWS])

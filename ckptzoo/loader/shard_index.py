@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.errors import UnknownNameError
@@ -64,7 +65,9 @@ class ShardIndex:
         shard_rows = np.flatnonzero(is_shard)
         self._paths = [f"{tree.parts[parts[row]].path}/{file_names[row]}" for row in shard_rows]
         self._shard_numbers = shard_numbers
-        self._sizes = numbers(outline["nbytes"])[shard_rows]
+        self._offsets, self._nbytes = numbers(outline["offset"]), numbers(outline["nbytes"])
+        self._digests: pa.ChunkedArray | None = None
+        self._sizes = self._nbytes[shard_rows]
         # a shard is named <stem>-<number>.safetensors, and a stem may have hyphens of its own
         self._stems = [(int(parts[row]), file_names[row].rpartition("-")[0]) for row in shard_rows]
         self._part_rows = np.diff(bounds)
@@ -77,7 +80,7 @@ class ShardIndex:
 
     def __getstate__(self) -> dict[str, Any]:
         # a map cannot be pickled; the other process opens the files itself
-        return {**self.__dict__, "_maps": OrderedDict()}
+        return {**self.__dict__, "_maps": OrderedDict(), "_digests": None}
 
     def locations(self, stem: str, tensor: str) -> TensorLocations:
         """Where a tensor is; raises UnknownNameError when the stem's shards have no such tensor."""
@@ -108,11 +111,12 @@ class ShardIndex:
 
     def spans(self, locations: TensorLocations, blocks: Sequence[int]) -> list[Span]:
         """Where some of a tensor's blocks are, and their digests."""
-        index = self._blocks.select(["offset", "nbytes", DIGEST])
+        digests = self._digests = self._blocks[DIGEST] if self._digests is None else self._digests
         spans: list[Span] = []
         for entry in locations.entries[np.asarray(blocks, np.int64)].tolist():
-            offset, nbytes, digest = (column[entry].as_py() for column in index.columns)
-            spans.append(Span(self._paths[self._shard_numbers[entry]], offset, offset + nbytes, digest))
+            offset, digest = int(self._offsets[entry]), digests[entry].as_py()
+            stop = offset + int(self._nbytes[entry])
+            spans.append(Span(self._paths[self._shard_numbers[entry]], offset, stop, digest))
         return spans
 
     def will_need(self, stem: str, row: int) -> None:

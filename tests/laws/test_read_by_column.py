@@ -38,6 +38,8 @@ QUESTIONS: dict[str, Callable[[ckptzoo.Zoo], Any]] = {
     "last steps": lambda zoo: zoo.last_steps().ids,
     "a split": lambda zoo: zoo.split("main", "train").ids,
     "some": lambda zoo: zoo[len(zoo) // 2 :].take(slice(None, None, -2)).metadata.to_pylist(),
+    "some again": lambda zoo: zoo[1:].where("seed < 70 or seed is None")[1:].where("train_loss is not None").ids,
+    "runs of some": lambda zoo: [row for run in zoo[2:].metadata_runs("seed", "recipe") for row in run.to_pylist()],
     "sorted": lambda zoo: zoo.sorted("-test_accuracy", "id").ids,
     "a stream": lambda zoo: [
         (batch.ids, batch["seed"].tolist(), batch["a"].tolist())
@@ -117,13 +119,13 @@ def test_answers_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     for module, names in (
         (packed, ("PACKED_ROWS", "RUN_ROWS")),
         (tree, ("RUN_ROWS", "_KEPT_VALUES", "_WHOLE_ROWS", "_KEPT_BYTES")),
-        (snapshot, ("RUN_ROWS", "_PIECE_ROWS")),
+        (snapshot, ("RUN_ROWS", "_PIECE_ROWS", "_INDEX_ROWS", "_GROUP_BYTES")),
         (selection, ("RUN_ROWS",)),
         (limits, ("FREE_ROWS",)),
         (reader, ("_TOGETHER",)),
     ):
         for name in names:
-            value = draw.randrange(20_000) if name == "_TOGETHER" else draw.randrange(2, 14)
+            value = draw.randrange(20_000) if name in ("_TOGETHER", "_GROUP_BYTES") else draw.randrange(2, 14)
             monkeypatch.setattr(module, name, value)
     for folder in (many, one):
         draw.shuffle(order)

@@ -134,3 +134,19 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="sha256 of the whole file"):
         ckptzoo.merge_parts(path, tmp_path / "damaged")
     assert not (tmp_path / "damaged").exists() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_zoo_is_not_merged_into_itself(tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo", (1, 1))
+    (tmp_path / "link").symlink_to(path)
+    for target in (path / "sub", tmp_path / "link" / "sub"):
+        with pytest.raises(ZooError, match=r"a folder apart from .* Name another folder"):
+            ckptzoo.merge_parts(path, target)
+    assert not (path / "sub").exists()
+
+
+def test_counts_of_parts_are_summed() -> None:
+    listed: list[Any] = [{"others": {"a": 1}}, {}, {"others": {"a": 2, "b": None}}]
+    assert merging._summed(listed) == {"others": {"a": 3, "b": None}}
+    rules: list[Any] = [{"certificate": {"rule": {"every": None, "checkpoints": count}}} for count in (2, 3)]
+    assert merging._summed(rules) == {"certificate": {"rule": {"every": None, "checkpoints": 5}}}

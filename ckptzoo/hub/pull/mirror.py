@@ -206,7 +206,7 @@ def shards_of(part: Part, index: pa.Table) -> list[Shard]:
     file_rows: dict[str, Mapping[str, Any]] = {}
     blocks: dict[str, list[Span]] = {}
     tensors: dict[str, dict[str, Tensor]] = {}
-    # an index may list the blocks of a shard in any order; our own writer's header has its tensors in that of their bytes
+    # an index may list the blocks of a shard in any order; a header of ours follows the bytes
     for row in sorted(index.to_pylist(), key=lambda row: (row["file"], row["tensor"] is not None, row["offset"])):
         file, name = row["file"], f"{part.path}/{row['file']}"
         if row["tensor"] is None:

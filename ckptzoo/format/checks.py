@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.files import Files
@@ -115,10 +116,14 @@ def element_problems(
             yield Problem(f"{location}/g-*.safetensors", f"tensor {name!r}", wanted, got, REFETCH)
 
 
-def origin_problems(files: Files, raw: Tree, tree: Tree) -> Iterator[Problem]:
-    """Parts of a variant whose rows are in another raw part than the one that they were derived from."""
+def origin_problems(files: Files, raw: Tree, tree: Tree, places: NDArray[np.int64] | None = None) -> Iterator[Problem]:
+    """Parts of a variant whose rows are in another raw part than the one that they were derived from.
+
+    ``places`` are the positions of its rows among the raw ones, -1 where they are not there; by default they are found.
+    """
     bounds = np.cumsum([0, *(part.rows for part in raw.parts)])
-    owner = np.searchsorted(bounds, places_of(tree.rows["id"], raw.rows["id"]), side="right") - 1
+    places = places_of(tree.rows["id"], raw.rows["id"]) if places is None else places
+    owner = np.searchsorted(bounds, places, side="right") - 1
     first = 0
     for part in tree.parts:
         numbers = np.unique(owner[first : first + part.rows])  # -1 where no raw part has the row

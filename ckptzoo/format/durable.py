@@ -1,8 +1,10 @@
 """Files and folders that appear whole or not at all, and the lock that a zoo's writers share."""
 
+import contextlib
 import ctypes
 import errno
 import fcntl
+import itertools
 import os
 import secrets
 import shutil
@@ -10,6 +12,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from ckptzoo.errors import Problem, ZooError
 
@@ -93,18 +96,47 @@ def write_file(path: Path, data: bytes | bytearray) -> None:
     if not path.parent.is_dir():
         raise ZooError(Problem(str(path.parent), "folder", f"one to write {path.name} to", "none", "Make it first."))
     check_replaceable(path)
-    temporary = path.with_name(f"{TEMPORARY}{secrets.token_hex(8)}")
-    with naming(path):
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            # rename(2) replaces a file in one step, within one file system
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync(path.parent)
+    with naming(path), temporary_file(path.parent) as (temporary, file):
+        file.write(data)
+        publish_file(file, temporary, path)
+
+
+@contextmanager
+def temporary_file(folder: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """Yield the path of a new file under a temporary name and the file, locked while the process that writes it lives.
+
+    It is removed at the end, unless ``publish_file`` gave it another name.
+    """
+    while True:
+        temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
+        with temporary.open("x+b") as file:
+            try:
+                # where a file system has no locks, nobody can get one to sweep the file either
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                if not temporary.exists():
+                    continue  # another process swept it before it was locked
+                yield temporary, file
+            finally:
+                temporary.unlink(missing_ok=True)
+        return
+
+
+def publish_file(file: BinaryIO, temporary: Path, target: Path) -> None:
+    """Flush a file of ``temporary_file`` and put it in the place of ``target``."""
+    file.flush()
+    os.fsync(file.fileno())
+    # rename(2) replaces a file in one step, within one file system
+    temporary.replace(target)
+    sync(target.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it that are missing, and make their names durable; one that is there is left."""
+    missing = list(itertools.takewhile(lambda each: not each.exists(), (path, *path.parents)))
+    path.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        sync(each.parent)
 
 
 @contextmanager
@@ -123,7 +155,7 @@ class Staging:
     """A folder under construction beside its final place, locked while the process that makes it lives."""
 
     def __init__(self, parent: Path) -> None:
-        parent.mkdir(parents=True, exist_ok=True)
+        make_folder(parent)
         with locked(parent):
             sweep(parent)
             self.path = parent / f"{TEMPORARY}{secrets.token_hex(8)}"
@@ -203,18 +235,21 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def sweep(parent: Path) -> None:
-    """Remove the unfinished files that dead processes left in ``parent``; live ones hold their folder's lock."""
+    """Remove the unfinished files and folders that dead processes left in ``parent``; live ones hold their locks."""
     # by name first: a folder may have thousands of parts
     for left in [parent / name for name in os.listdir(parent) if name.startswith(TEMPORARY)]:  # noqa: PTH208
         try:
-            descriptor = os.open(left, os.O_RDONLY)
-        except FileNotFoundError:
+            # opening a pipe would wait for a writer without O_NONBLOCK
+            descriptor = os.open(left, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        except OSError:  # gone meanwhile, of another user, or a link
             continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                shutil.rmtree(left, ignore_errors=True)
+            else:
+                left.unlink(missing_ok=True)
+        except OSError:  # a live process holds the lock, or the folder is of another user
             continue
-        else:
-            shutil.rmtree(left, ignore_errors=True)
         finally:
             os.close(descriptor)

@@ -1,6 +1,7 @@
 """A zoo of few parts, written from one of many; parts never change, so that it is another zoo, in another folder."""
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pyarrow as pa
 from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format import table
-from ckptzoo.format.durable import Staging, naming, sync, write_file
+from ckptzoo.format.durable import Staging, make_folder, naming, sync, write_file
 from ckptzoo.format.files import DEREFERENCE, Folder, leads_outside
 from ckptzoo.format.maintenance import belongs_to_zoo
 from ckptzoo.format.part import Arrays, Part, PartWriter
@@ -43,8 +44,12 @@ class _Held:
 
     @property
     def facts(self) -> Document:
-        """The facts that parts must share to be merged: without those that name other parts."""
+        """The facts that parts must share to be merged: without those that name other parts, and without counts."""
         facts = {name: value for name, value in self.part.facts.items() if name != "raw"}
+        if _counts_of(facts.get("others")) is not None:
+            facts.pop("others", None)
+        if (rule := _rule_of(facts)) is not None:
+            facts["certificate"] = {**facts["certificate"], "rule": {**rule, "checkpoints": None}}
         # that a zoo is a part of another one says why its splits may name checkpoints that it lacks
         if isinstance(pulled := facts.get("pulled"), dict):
             facts["pulled"] = {"zoo": pulled.get("zoo")}
@@ -54,8 +59,9 @@ class _Held:
     def sets(self) -> dict[str, tuple[Tensor, ...]]:
         """The tensors by the stem of their shards, in their order there."""
         found: dict[str, dict[str, Tensor]] = {}
-        columns = [self.index[name].to_pylist() for name in ("file", "tensor", "dtype", "shape")]
-        for file, name, dtype, shape in zip(*columns, strict=True):
+        columns = [self.index[name].to_pylist() for name in ("file", "offset", "tensor", "dtype", "shape")]
+        # an index may list blocks in any order
+        for file, _, name, dtype, shape in sorted(zip(*columns, strict=True), key=lambda row: row[:2]):
             if name is not None:
                 tensor = Tensor(name, tuple(shape[1:]), dtype)
                 found.setdefault(file.rpartition("-")[0], {}).setdefault(name, tensor)
@@ -87,7 +93,7 @@ def merge_parts(path: str | Path, to: str | Path, *, progress: Progress | None =
     Raises
     ------
     ZooError
-        Something is in the new folder.
+        Something is in the new folder, or it is in the zoo's.
     IntegrityError
         The zoo is damaged; nothing is written.
 
@@ -103,7 +109,13 @@ def merge_parts(path: str | Path, to: str | Path, *, progress: Progress | None =
     >>> ckptzoo.merge_parts("zoos/few", "zoos/fewer")["parts"]
     (1, 1)
     """
-    root, contents = Path(to).absolute(), read_contents(Folder(Path(path).absolute()))
+    # a folder cannot take the place of a link to one
+    root, contents = Path(os.path.realpath(to)), read_contents(Folder(Path(path).absolute()))
+    source = Path(os.path.realpath(path))
+    if root != source and (root.is_relative_to(source) or source.is_relative_to(root)):
+        got = "one in the zoo's folder" if root.is_relative_to(source) else "one that the zoo's folder is in"
+        step = "Name another folder, such as one beside the zoo."
+        raise ZooError(Problem(str(to), "a new zoo", f"a folder apart from {source}", got, step))
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         step = "Name another folder."
         raise ZooError(Problem(str(to), "a new zoo", "no folder or an empty one", "one with files", step))
@@ -152,7 +164,7 @@ class _Merger:
                 location = f"{source.name}/{name}"
                 got = f"a link to {outside}"
                 raise IntegrityError(Problem(location, "file", "one in the zoo's folder", got, DEREFERENCE))
-            (self._target / name).parent.mkdir(parents=True, exist_ok=True)
+            make_folder((self._target / name).parent)
             write_file(self._target / name, path.read_bytes())
         card = Card.from_toml(source / CARD_TOML) if (source / CARD_TOML).is_file() else Card(source.name)
         count = len(self._contents.raw.parts)
@@ -199,7 +211,7 @@ class _Merger:
             self._target / first.part.tree,
             sets=first.sets,
             schema=table.schema_of(columns),
-            facts={**first.facts, **facts},
+            facts={**first.facts, **_summed([held.part.facts for held in group]), **facts},
             rows=rows,
         )
         try:
@@ -221,6 +233,43 @@ class _Merger:
         return {**row, "unit": self._digests[row["unit"]]} if row.get("unit") in self._digests else row
 
 
+def _counts_of(others: object) -> dict[str, int | None] | None:
+    """Return the numbers of rows by the digest of the inputs that they took, None where rows do not say it."""
+    if others is None:
+        return {}
+    if isinstance(others, dict) and all(count is None or type(count) is int for count in others.values()):
+        return others
+    return None
+
+
+def _rule_of(facts: Document) -> Document | None:
+    """Return the rule of equivalence checks with a number of checkpoints, where a part's facts have one."""
+    certificate = facts.get("certificate")
+    rule = certificate.get("rule") if isinstance(certificate, dict) else None
+    return rule if isinstance(rule, dict) and type(rule.get("checkpoints")) is int else None
+
+
+def _summed(listed: Sequence[Document]) -> Document:
+    """Return the facts with counts of a part that others are merged into, whose facts agree but for these."""
+    summed: Document = {}
+    counts = [_counts_of(facts.get("others")) or {} for facts in listed]
+    others: dict[str, int | None] = {}
+    for digest in sorted({digest for own in counts for digest in own}):
+        known = [number for own in counts if (number := own.get(digest, 0)) is not None]
+        others[digest] = sum(known) if len(known) == len(counts) else None
+    if others:
+        summed["others"] = others
+    if rules := [rule for rule in map(_rule_of, listed) if rule is not None]:
+        rule = {**rules[0], "checkpoints": sum(rule["checkpoints"] for rule in rules)}
+        summed["certificate"] = {**listed[0]["certificate"], "rule": rule}
+    return summed
+
+
+def _described(sets: Mapping[str, Sequence[Tensor]]) -> list[list[Any]]:
+    """Return the stems with their tensors, in an order that does not depend on that of the tensors."""
+    return [[stem, sorted(map(str, tensors))] for stem, tensors in sorted(sets.items())]
+
+
 def _held(tree: Tree) -> Iterator[_Held]:
     """Yield the parts of a tree with their rows and index."""
     rows, index, start = tree.metadata, tree.index.drop_columns(["part"]), 0
@@ -235,7 +284,7 @@ def _groups(raw: Sequence[_Held], by_raw: Mapping[str, Sequence[_Held]], row_byt
 
     def signature(held: _Held) -> bytes:
         together = [held, *by_raw.get(held.part.digest, ())]
-        return canonical([[each.part.tree, each.facts, sorted(map(str, each.sets.items()))] for each in together])
+        return canonical([[each.part.tree, each.facts, _described(each.sets)] for each in together])
 
     most = max(1, min(MERGED_ROWS, MERGED_BYTES // row_bytes))
     group: list[_Held] = []
@@ -262,9 +311,11 @@ def _batches(root: Path, held: _Held) -> Iterator[tuple[Mapping[str, Arrays], in
         if row["tensor"] is None:
             maps[file] = ShardMap(root / held.part.path / file, nbytes=row["nbytes"])
             spans.append((file, start, stop))
-        elif row["tensor"] not in places.setdefault(file, {}):
-            # blocks of a tensor lie one behind the other in a shard, and come in this order
-            places[file][row["tensor"]] = row["offset"], row["dtype"], tuple(row["shape"][1:])
+            continue
+        # blocks of a tensor lie one behind the other in a shard, and an index may list them in any order
+        own, name = places.setdefault(file, {}), row["tensor"]
+        if name not in own or row["offset"] < own[name][0]:
+            own[name] = row["offset"], row["dtype"], tuple(row["shape"][1:])
     row_bytes = sum(tensor.nbytes for tensors in held.sets.values() for tensor in tensors)
     step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // max(1, row_bytes)))
     edges = {edge for _, start, stop in spans for edge in (start, stop)}

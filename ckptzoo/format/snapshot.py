@@ -11,8 +11,6 @@ or gone, from their folders.
 import hashlib
 import io
 import json
-import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
@@ -25,7 +23,7 @@ import pyarrow.parquet as pq
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import limits, table
-from ckptzoo.format.durable import TEMPORARY, naming, regular, sync
+from ckptzoo.format.durable import make_folder, naming, publish_file, regular, sweep, temporary_file
 from ckptzoo.format.files import Files, check_span
 from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.part import Part, part_of
@@ -385,18 +383,11 @@ def write(trees: Mapping[str, Tree], root: Path) -> Path:
     ``trees`` are the zoo's by their paths, and the ids of its raw rows differ.
     """
     folder = root / SNAPSHOTS
-    folder.mkdir(exist_ok=True)
-    temporary = folder / f"{TEMPORARY}{secrets.token_hex(8)}"
-    with naming(folder):
-        try:
-            with temporary.open("x+b") as file:
-                target = root / _encode(trees, file, ids_differ=True)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
-        sync(folder)
+    make_folder(folder)
+    sweep(folder)
+    with naming(folder), temporary_file(folder) as (temporary, file):
+        target = root / _encode(trees, file, ids_differ=True)
+        publish_file(file, temporary, target)
     return target
 
 

@@ -159,6 +159,24 @@ def array_of(values: NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
+def same_rows(one: pa.Table, other: pa.Table) -> bool:
+    """Whether two tables have the same columns and values, NaN being the same as NaN, and -0.0 another number than 0.0.
+
+    ``Table.equals`` says that NaN differs from itself.
+    """
+    pairs = zip(one.columns, other.columns, strict=False)
+    return one.schema.equals(other.schema) and all(_comparable(own).equals(_comparable(its)) for own, its in pairs)
+
+
+def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column, of float64 the bits with one pattern for every NaN, as digests see them."""
+    if not pa.types.is_float64(column.type):
+        return column
+    is_nan = pc.call_function("is_nan", [column])
+    one_nan = pc.call_function("if_else", [is_nan, pa.scalar(float("nan"), column.type), column])
+    return pa.chunked_array([chunk.view(pa.int64()) for chunk in one_nan.chunks], pa.int64())
+
+
 def plain(table: pa.Table, name: str) -> Iterator[list[Any]]:
     """A column as JSON-ready values, some thousand at a time: times in microseconds since 1970, digests in hex."""
     for start in range(0, len(table), _PLAIN):

@@ -10,11 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from ckptzoo.arguments import checked
 from ckptzoo.errors import IntegrityError, Problem, SpecError
-from ckptzoo.format import snapshot
+from ckptzoo.format import snapshot, table
 from ckptzoo.format.checks import MAX_PROBLEMS, RowLimits, origin_problems, problems_by_part, row_limits
 from ckptzoo.format.durable import regular
 from ckptzoo.format.files import DEREFERENCE, Files, Folder, leads_outside
@@ -25,7 +26,7 @@ from ckptzoo.format.part import Part, part_digest, stored_rows
 from ckptzoo.format.predictions import input_problems
 from ckptzoo.format.reader import Contents, duplicate_problems, list_trees, read_documents, read_tree
 from ckptzoo.format.splits import split_problems
-from ckptzoo.format.tree import LazyTable, Tree, empty_tree, regrouped
+from ckptzoo.format.tree import LazyTable, Tree, empty_tree, places_of, regrouped
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import may_change
 from ckptzoo.schema.documents import REFETCH, unseal
@@ -249,21 +250,21 @@ def _unlisted(files: Folder, read: list[tuple[Part, pa.Table]]) -> Iterator[Prob
 
 def _unrelated(files: Folder, raw: Tree, trees: dict[str, Tree]) -> Iterator[Problem]:
     """Derived rows of checkpoints that the zoo lacks or that were derived twice."""
-    ids: set[str] | None = None
     for name, tree in trees.items():
         if name == layout.PARTS or not tree.parts or len(raw.parts) < len(list_trees(files)[layout.PARTS]):
             continue  # where a raw part cannot be read, its checkpoints would seem to be missing
-        own = tree.rows["id"].combine_chunks()
-        location = f"{files.name}/{name}"
-        ids = set(raw.rows["id"].to_pylist()) if ids is None else ids
-        unknown = [id for id in own.to_pylist() if id not in ids]
+        own, location = tree.rows["id"], f"{files.name}/{name}"
+        places = places_of(own, raw.rows["id"])
+        unknown = np.flatnonzero(places < 0)
         if len(unknown):
-            got = f"{len(unknown)} others, such as {unknown[0]!r}"
+            got = f"{len(unknown)} others, such as {own[int(unknown[0])].as_py()!r}"
             yield Problem(location, "ids", "checkpoints of this zoo", got, layout.SET_ASIDE)
-        if tree.kind not in layout.ROWS_ALONE and len(own.unique()) != len(own):
-            yield Problem(location, "ids", "each id once", "some twice", layout.SET_ASIDE)
+        if tree.kind not in layout.ROWS_ALONE:
+            known, others = np.sort(places[places >= 0]), own.take(pa.array(unknown))
+            if (known[1:] == known[:-1]).any() or len(others.unique()) < len(others):
+                yield Problem(location, "ids", "each id once", "some twice", layout.SET_ASIDE)
         if tree.kind in ("variant", layout.PREDICTIONS):
-            yield from origin_problems(files, raw, tree)
+            yield from origin_problems(files, raw, tree, places)
 
 
 def _snapshots(files: Folder, trees: dict[str, Tree], limit: int, *, deep: bool) -> Iterator[Problem]:
@@ -296,7 +297,7 @@ def _same_rows(copied: LazyTable, actual: LazyTable) -> bool:
     counts = [min(RUN_ROWS, len(copied) - start) for start in range(0, len(copied), RUN_ROWS)]
     names = copied.schema.names
     pairs = [regrouped((run for _, run in rows.runs(names)), counts) for rows in (copied, actual)]
-    return all(one.equals(other) for one, other in zip(*pairs, strict=True))
+    return all(table.same_rows(one, other) for one, other in zip(*pairs, strict=True))
 
 
 def _listing(files: Folder) -> Iterator[Problem]:
@@ -345,7 +346,10 @@ def _headers(root: Path, read: list[tuple[Part, pa.Table]]) -> Iterator[Problem]
             tensors = promised.setdefault(row["file"], {})
             if row["tensor"] is not None:
                 first = [row["dtype"], 0, (row["shape"] or [])[1:], row["offset"]]
-                tensors.setdefault(row["tensor"], first)[1] += row["row_stop"] - row["row_start"]
+                tensor = tensors.setdefault(row["tensor"], first)
+                tensor[1] += row["row_stop"] - row["row_start"]
+                # an index may list the blocks of a tensor in any order
+                tensor[3] = min(tensor[3], row["offset"])
         for file, tensors in promised.items():
             path = root / part.path / file
             if not layout.SHARD_NAME.fullmatch(file) or not path.is_file():

@@ -234,7 +234,9 @@ def verify_collection(
         if zoo.revision != entry.revision:
             location = f"{root.name}/{entry.folder}"
             problems.append(Problem(location, "revision in the collection", zoo.revision, entry.revision, step))
-        elif not collection.where({_ZOO: entry.folder}).metadata.drop_columns([_ZOO]).equals(zoo.metadata):
+            continue
+        listed_rows = collection.where({_ZOO: entry.folder}).metadata.drop_columns([_ZOO])
+        if not table.same_rows(listed_rows, zoo.metadata):
             location = f"{root.name}/{layout.COLLECTION_ROWS}"
             problems.append(Problem(location, f"rows of {entry.folder}", "those of the zoo", "others", step))
     return problems

@@ -11,7 +11,7 @@ import ckptzoo
 from builders.__main__ import run
 from ckptzoo.cli.app import run as command
 from ckptzoo.errors import ZooError
-from ckptzoo.format.durable import check_replaceable, write_file
+from ckptzoo.format.durable import TEMPORARY, check_replaceable, publish_file, sweep, temporary_file, write_file
 from tests.faults.disks import disk
 
 
@@ -88,3 +88,13 @@ def test_a_folder_that_is_missing_is_named(tmp_path: Path, capsys: pytest.Captur
         assert str(caught.value) == f"{folder}: folder: expected one to write x.npy to, got none. Make it first."
     assert run(["inputs", "toy", "-o", str(tmp_path / "none" / "x.npy")]) == 2
     assert f"builders: error: {tmp_path / 'none'}: folder: expected one" in capsys.readouterr().err
+
+
+def test_files_of_dead_processes_are_swept_and_those_of_live_ones_are_left(tmp_path: Path) -> None:
+    (tmp_path / f"{TEMPORARY}dead").write_bytes(b"left by a process that was killed")
+    with temporary_file(tmp_path) as (temporary, file):
+        sweep(tmp_path)
+        assert list(tmp_path.iterdir()) == [temporary]
+        publish_file(file, temporary, tmp_path / "made")
+    sweep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["made"]

@@ -9,8 +9,9 @@ import pytest
 import ckptzoo
 from ckptzoo.derive import derive, predict
 from ckptzoo.errors import IntegrityError, ZooError
-from ckptzoo.format import merging
-from ckptzoo.format.part import PartWriter
+from ckptzoo.format import merging, table
+from ckptzoo.format.files import Folder
+from ckptzoo.format.part import PartWriter, part_digest, stored_rows
 from ckptzoo.loader.zoo import Zoo
 from tests.support.derived_zoos import ARCH, files_of, fill, inputs_of, weights_of, zoo_of
 
@@ -134,3 +135,41 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(IntegrityError, match="sha256 of the whole file"):
         ckptzoo.merge_parts(path, tmp_path / "damaged")
     assert not (tmp_path / "damaged").exists() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_zoo_is_not_merged_into_itself(tmp_path: Path) -> None:
+    path = zoo_of(tmp_path / "zoo", (1, 1))
+    (tmp_path / "link").symlink_to(path)
+    for target in (path / "sub", tmp_path / "link" / "sub"):
+        with pytest.raises(ZooError, match=r"a folder apart from .* Name another folder"):
+            ckptzoo.merge_parts(path, target)
+    assert not (path / "sub").exists()
+
+
+def test_counts_of_parts_are_summed() -> None:
+    listed: list[Any] = [{"others": {"a": 1}}, {}, {"others": {"a": 2, "b": None}}]
+    assert merging._summed(listed) == {"others": {"a": 3, "b": None}}
+    rules: list[Any] = [{"certificate": {"rule": {"every": None, "checkpoints": count}}} for count in (2, 3)]
+    assert merging._summed(rules) == {"certificate": {"rule": {"every": None, "checkpoints": 5}}}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_order_of_blocks_in_an_index_changes_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr("ckptzoo.format.shard.BLOCK_BYTES", 64)
+    path, rng = zoo_of(tmp_path / "zoo", (3, 2)), np.random.default_rng(seed)
+    expected = ckptzoo.open(path)
+    weights = {name: expected[name][:].tobytes() for name in ARCH.names}
+    for held in merging._held(expected.contents.raw):
+        order = [0, *(1 + rng.permutation(len(held.index) - 1)).tolist()]
+        index, part = held.index.take(order), held.part
+        rows = stored_rows(Folder(path), part)
+        digest = part_digest(rows, index, part.facts)
+        footer = {"version": 1, "digest": digest, "rows": part.rows, "facts": part.facts}
+        (path / part.path / "index.parquet").write_bytes(table.encode([index], footer, sealed=True))
+        (path / part.path).rename(path / part.tree / f"{part.name[:6]}-{digest[7:15]}")
+    assert ckptzoo.verify(path) == []
+    assert ckptzoo.merge_parts(path, tmp_path / "merged")["parts"] == (2, 1)
+    for zoo in (ckptzoo.open(path), ckptzoo.open(tmp_path / "merged")):
+        assert {name: zoo[name][:].tobytes() for name in ARCH.names} == weights

@@ -197,3 +197,12 @@ def test_behind_a_web_server(folder: Path, tmp_path: Path) -> None:
         assert both.metadata.equals(ckptzoo.open_collection(folder).metadata)
         (wide,) = both.where("zoo == 'wide'")
         assert np.array_equal(wide["fc1.bias"][:], ckptzoo.open(folder / "wide")["fc1.bias"][:])
+
+
+def test_rows_with_nan_are_those_of_the_zoo(tmp_path: Path) -> None:
+    arch = archs.architecture(NAMES["narrow"])
+    with ckptzoo.create(tmp_path / "a", arch=arch) as writer:
+        writer.add(weights_of(2, 0, arch=arch), [{"id": "a", "train_loss": float("nan")}, {"id": "b"}])
+    ckptzoo.compact(tmp_path / "a")
+    ckptzoo.write_collection(tmp_path)
+    assert ckptzoo.verify_collection(tmp_path) == []

@@ -206,19 +206,19 @@ def shards_of(part: Part, index: pa.Table) -> list[Shard]:
     file_rows: dict[str, Mapping[str, Any]] = {}
     blocks: dict[str, list[Span]] = {}
     tensors: dict[str, dict[str, Tensor]] = {}
-    for row in index.to_pylist():
+    # an index may list the blocks of a shard in any order; a header of ours follows the bytes
+    for row in sorted(index.to_pylist(), key=lambda row: (row["file"], row["tensor"] is not None, row["offset"])):
         file, name = row["file"], f"{part.path}/{row['file']}"
-        if row["tensor"] is None:  # the row of the whole file, which precedes those of its blocks
+        if row["tensor"] is None:
             file_rows[file], blocks[file], tensors[file] = row, [], {}
         else:
             blocks[file].append(Span(name, row["offset"], row["offset"] + row["nbytes"], row["sha256"]))
             tensors[file].setdefault(row["tensor"], Tensor(row["tensor"], tuple(row["shape"][1:]), row["dtype"]))
     shards: list[Shard] = []
     for file, row in file_rows.items():
-        ordered = tuple(sorted(blocks[file], key=lambda block: block.start))
         rows, metadata = row["row_stop"] - row["row_start"], {"ckptzoo": file.rpartition("-")[0]}
         header = lay_out(list(tensors[file].values()), rows, metadata).header
-        shards.append(Shard(f"{part.path}/{file}", row["nbytes"], row["sha256"], ordered, header))
+        shards.append(Shard(f"{part.path}/{file}", row["nbytes"], row["sha256"], tuple(blocks[file]), header))
     return shards
 
 

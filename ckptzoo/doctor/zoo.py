@@ -38,6 +38,11 @@ def checks(address: str) -> Iterator[Check]:
         yield Check("zoo", PROBLEM, str(error), step if Path(address).is_dir() else "")
         return
     contents = zoo.contents
+    try:
+        _read_rows(contents.raw)
+    except ZooError as error:
+        yield Check("zoo", PROBLEM, str(error), f"ckptzoo verify {address} lists what is damaged.")
+        return
     detail = f"{zoo.name}: {counted(len(zoo), 'checkpoint')} of {zoo.arch.name}"
     yield Check("zoo", OK, f"{detail} in {counted(len(contents.raw.parts), 'part')}, format {layout.VERSION}")
     for warning in warned:
@@ -48,6 +53,12 @@ def checks(address: str) -> Iterator[Check]:
         if name != layout.MEASURED:
             yield from _derived(contents, name, command)
     yield _block(contents, command)
+
+
+def _read_rows(tree: Tree) -> None:
+    """Read one column of the rows, which checks the seal of every file; raise ``IntegrityError`` for damage."""
+    for _ in tree.rows.runs(tree.rows.schema.names[:1]):
+        pass
 
 
 def _command(zoo: Zoo) -> str:
@@ -63,6 +74,11 @@ def _snapshot(contents: Contents, command: str) -> Check:
     if names and (used is None or not used.location.endswith(names[0])):
         detail = f"{names[0]} cannot be used: damaged, or of parts that are not there"
         return Check("snapshot", PROBLEM, detail, f"Remove it, and run {step}.")
+    try:
+        if used is not None and files.here is not None:
+            used.check()
+    except IntegrityError as error:
+        return Check("snapshot", PROBLEM, str(error), f"Remove it, and run {step}.")
     covered = 0 if used is None else sum(len(stored) for tree, stored in used.parts.items() if _is_current(tree))
     behind = parts - covered
     if used is None:
@@ -82,6 +98,7 @@ def _derived(contents: Contents, name: str, command: str) -> Iterator[Check]:
     title = f"variant {name}" if inputs is None else f"predictions {inputs}"
     try:
         tree = contents.derived(name)
+        _read_rows(tree)
     except ZooError as error:
         yield Check(title, PROBLEM, str(error), f"ckptzoo verify {command} lists what is damaged.")
         return

@@ -27,6 +27,7 @@ def test_results_come_in_the_order_of_the_items(threads: int) -> None:
 def test_no_more_items_are_taken_than_are_needed(threads: int) -> None:
     taken: list[int] = []
     busy, most, lock = 0, 0, threading.Lock()
+    together = threading.Barrier(threads, timeout=30)
 
     def items():
         for item in range(30):
@@ -38,7 +39,8 @@ def test_no_more_items_are_taken_than_are_needed(threads: int) -> None:
         with lock:
             busy += 1
             most = max(most, busy)
-        time.sleep(0.001)
+        if item < threads:
+            together.wait()
         with lock:
             busy -= 1
         return item

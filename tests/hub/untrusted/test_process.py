@@ -76,8 +76,8 @@ def test_no_secret_and_no_descriptor_reaches_the_process(tmp_path: Path, monkeyp
 
 def test_a_file_that_takes_too_long_is_given_up_and_the_next_is_read(tmp_path: Path) -> None:
     files = {"slow.pt": slow(200), "good.pt": GOOD}
-    late, good = read_all(written(tmp_path, files), limits=Limits(seconds=0.5))
-    assert isinstance(late.error, IntegrityError) and "an answer within 0.5 s, got none: it was killed" in str(
+    late, good = read_all(written(tmp_path, files), limits=Limits(seconds=1.5))
+    assert isinstance(late.error, IntegrityError) and "an answer within 1.5 s, got none: it was killed" in str(
         late.error
     )
     assert good.error is None, good.error

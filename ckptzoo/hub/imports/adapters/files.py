@@ -143,6 +143,7 @@ class _Reading:
         return cls(source, options, _MetadataRows(options.metadata), slices, member, step, beside)
 
     def joined(self, whole: Whole) -> FoundCheckpoints:
+        """Return a folder of arrays as one checkpoint."""
         return self.found(whole.path, whole.size, whole.read, "arrays of numpy.save, a tensor each", whole.parts)
 
     def found(

@@ -249,7 +249,7 @@ def _transitions(
         chain, step = carry
         # numbers of a transition do not depend on where a call began, so that a chain may be stopped anywhere
         for_length, for_kernel = jax.random.split(jax.random.fold_in(mode, step))
-        # drawn anew each time: a fixed length may bring trajectories back to where they began (Neal 2011)
+        # drawn for each trajectory: a fixed length may bring trajectories back to where they began (Neal 2011)
         length: Any = jax.random.randint(for_length, (), method.least_leapfrogs, method.most_leapfrogs + 1)
         scaling = chain.scaling.inverse_mass_matrix
         state, info = kernel(for_kernel, chain.hmc, density, chain.step_size, scaling, length)

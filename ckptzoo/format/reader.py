@@ -546,7 +546,7 @@ def _shared(owned: Callable[[], Iterator[tuple[NDArray[np.int64], list[str]]]]) 
     """The texts that several owners have, with the first owners of each.
 
     ``owned`` goes through all texts, each time in the same order, with the owners of each; the owners of one text
-    ascend. Texts are told apart by their hashes, of which ten million take 80 MB, and only those whose hashes are equal
+    ascend. Texts are compared by their hashes, of which ten million take 80 MB, and only those whose hashes are equal
     by themselves: other texts may have the same.
     """
     hashes = np.concatenate(

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, suggestion
-from ckptzoo.schema.documents import Document, parse_toml
+from ckptzoo.schema.documents import Document, JsonFields, parse_toml
 from ckptzoo.text import shortened, size
 
 CATALOGUE = Path(__file__).with_name("catalogue.toml")
@@ -53,7 +53,7 @@ class Paper:
 
 
 @dataclass(frozen=True)
-class PublishedSet:
+class PublishedSet(JsonFields):
     """A public set of checkpoints, as the catalogue describes it; its files were not looked at.
 
     Parameters
@@ -142,10 +142,6 @@ class PublishedSet:
     def size(self) -> str:
         """The size of its files in words, empty where it is not known."""
         return "" if self.nbytes is None else size(self.nbytes)
-
-    def to_json(self) -> Document:
-        """Every field by its name."""
-        return asdict(self)
 
 
 @checked

@@ -27,6 +27,6 @@ class ReviewMark(NamedTuple):
 
 def read_mark(comment: str) -> ReviewMark | None:
     """The mark of a comment, which anybody can write: who did has to be looked at; None where its last line is none."""
-    # the last line alone: the checks above quote what a stranger wrote
+    # the last line alone: the checks above quote untrusted text
     match = _MARK.fullmatch(comment.strip().rpartition("\n")[2].strip())
     return None if match is None else ReviewMark(**json.loads(match[1]))

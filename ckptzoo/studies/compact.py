@@ -354,7 +354,7 @@ class _CompactQuestion:
     def _gaussian(
         self, mean: Mapping[str, Values], sigma: Mapping[str, Values], samples: Weights, answers: NDArray[np.int64]
     ) -> FittedGaussian:
-        # seeded anew for each Gaussian: all are drawn with the same noise
+        # the same seed for each Gaussian: all are drawn with the same noise
         rng = np.random.default_rng([self.seed, 0])
         drawn = {name: mean[name] + sigma[name] * rng.standard_normal((self.draws, *mean[name].shape)) for name in mean}
         at_mean, _ = self._quality(

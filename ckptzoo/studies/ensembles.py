@@ -328,7 +328,7 @@ def ensembles(
     (by_size, disagreements), *more = [_scored(each, targets, read) for each in passes]
     sizes = {size: Size.of(size, figures) for size, figures in by_size.items()}
     for of_pass, disagreement_of in more:
-        # the own set was scored with all members in the first pass, and is here only to be told from the other one
+        # the own set was scored with all members in the first pass, and is here only to be compared with the other
         (name,) = disagreement_of.keys() - {own}
         disagreements[name] = disagreement_of[name]
         for size, figures in of_pass.items():

@@ -80,7 +80,7 @@ def permuted(weights: dict[str, np.ndarray], rng: np.random.Generator) -> dict[s
 def test_near_copies_are_those_of_all_pairs(
     members: dict[str, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """Of random zoos with copies of several kinds, also copies of copies, whatever fits into memory at a time."""
+    """Random zoos have copies of several kinds, also copies of copies, whatever fits into memory at a time."""
     rng = np.random.default_rng(seed)
     weights = {name: array[rng.choice(2048, 60, replace=False)] for name, array in members.items()}
     for disguise in rng.permutation(np.array([half, noise, shift, permuted, permuted], object)):

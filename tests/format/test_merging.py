@@ -17,7 +17,7 @@ from tests.support.derived_zoos import ARCH, files_of, fill, inputs_of, weights_
 
 
 def answers(zoo: Zoo) -> dict[str, Any]:
-    """What a zoo answers, to the last bit."""
+    """Every answer of a zoo, to the last bit."""
     variants = {
         f"{variant} {name}": zoo.having(variant)[name, variant][:].tobytes()
         for variant in zoo.gauges

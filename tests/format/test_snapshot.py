@@ -218,7 +218,7 @@ def test_a_snapshot_of_more_rows_than_it_may_have_is_not_used(compacted: Path, m
 
 @pytest.mark.parametrize("index_rows", [1, 5])
 def test_an_index_is_in_several_row_groups(compacted: Path, monkeypatch: pytest.MonkeyPatch, index_rows: int) -> None:
-    """What is damaged in any of them is read from the parts."""
+    """Damage in any of them is passed over, and the parts are read."""
     zoo, trees = compacted.parents[1], read_trees(Folder(compacted.parents[1]))
     expected = trees["parts"].index
     monkeypatch.setattr(snapshot, "_INDEX_ROWS", index_rows)

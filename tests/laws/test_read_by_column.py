@@ -1,4 +1,4 @@
-"""What a zoo answers depends neither on snapshots, nor on its parts, nor on what was read before, nor on the memory."""
+"""Answers of a zoo depend neither on snapshots, nor on its parts, nor on what was read before, nor on the memory."""
 
 import itertools
 import json

@@ -392,7 +392,7 @@ def review(
     report = CheckReport(())
     with tempfile.TemporaryDirectory(prefix="ckptzoo-review-") as temporary:
         folder, network = Path(temporary, "zoo"), own_network(target.zoo.arch, module)
-        # sizes come first: a stranger's parts may be of any size, and nothing is fetched of more than max_bytes
+        # sizes come first: untrusted parts may be of any size, and nothing is fetched of more than max_bytes
         if changes.parts and sizes.outcome == "passed":
             evaluators = EvaluatorPool(target.zoo.arch, module, data, own)
             report = _check_parts(client, result, changes, target, folder, evaluators, progress)

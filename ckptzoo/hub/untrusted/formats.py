@@ -197,7 +197,7 @@ NOT_READ_BY_PATH = (
              "--load-dir FOLDER --save-dir OUT --target-tensor-parallel-size 1 --target-pipeline-parallel-size 1."),
     FileForm("device-parts", "a part of a network that was cut for several devices",
         "`...-model_part-0.pt`, `model-rank-0-part-0.safetensors`, where there are several",
-        # of no path: whether a part is one of several is told by the files beside it (imports.one_network)
+        # matches no path: the files beside it show whether a part is one of several (imports.one_network)
         paths=r"(?!)",
         step="Put the parts together with the program that wrote them, and import that."),
     FileForm("openvino", "weights of OpenVINO", "`openvino_model.bin`", paths=r"(?:^|/)openvino_[^/]*\.bin$"),

@@ -143,7 +143,7 @@ def read_answer(stream: IO[bytes], locations: Sequence[str], limits: Limits) -> 
     """
     location = locations[0]
     length = int.from_bytes(_exactly(stream, LENGTH_BYTES), "little")
-    # what read a stranger's file may be in the hands of whoever wrote it: everything in its answer is checked
+    # the process that read an untrusted file may be under its control: everything in its answer is checked
     if length > MAX_REPORT:
         _reject_answer(location, f"a report of at most {MAX_REPORT} bytes", f"{length} bytes")
     content = parse(bytes(_exactly(stream, length)), location=location, max_bytes=MAX_REPORT)

@@ -317,7 +317,8 @@ def _sum_for(slices: np.ndarray, rounded: Rounding) -> np.ndarray:
     if count < 2:
         return sums
     off = np.abs(slices).sum(axis=2) * ((26 + np.log2(count)) * 2.0**-52)
-    open_sums = rounded(sums - off) != rounded(sums + off)
+    least, most = rounded(sums - off), rounded(sums + off)
+    open_sums = (least != most) | (np.signbit(least) != np.signbit(most))  # -0.0 is 0.0, but not in files
     sums[open_sums] = np.sort(slices[open_sums], axis=1).sum(axis=1)
     return sums
 

@@ -214,7 +214,7 @@ class Moments:
                 for start in range(0, flat.shape[1], rows):
                     place = some, slice(start, start + rows)
                     values = np.moveaxis(flat[place], 2, 0)
-                    piece = self._buffer(values.shape)
+                    piece = found[place][None] if still == 1 else self._buffer(values.shape)
                     np.copyto(piece, values)
                     if exponent.any():
                         np.ldexp(piece, -exponent[some, None], out=piece)
@@ -222,7 +222,10 @@ class Moments:
                         np.square(piece, out=piece)
                     elif self.cubes:
                         np.multiply(piece, piece * piece, out=piece)
-                    np.add.reduce(piece, axis=0, out=found[place])
+                    if still != 1:
+                        np.add.reduce(piece, axis=0, out=found[place])
+                    elif power == 1:
+                        np.add(piece, 0, out=piece)  # a sum of -0.0 alone is 0.0
             made = found.reshape(shape), 3 * exponent if power == 1 and self.cubes else exponent
             while self._sums and sum(sums.nbytes for sums, _ in self._sums.values()) + found.nbytes > HELD:
                 del self._sums[next(iter(self._sums))]
@@ -312,12 +315,15 @@ def _sorted_sum(slices: np.ndarray) -> np.ndarray:
 
 def _sum_for(slices: np.ndarray, rounded: Rounding) -> np.ndarray:
     """Return sums along the last axis of which ``rounded`` makes what it makes of the sorted ones."""
+    if (count := slices.shape[2]) < 2:
+        return _sorted_sum(slices)
     slices = np.ascontiguousarray(slices)
-    sums, count = slices.sum(axis=2), slices.shape[2]
-    if count < 2:
-        return sums
-    off = np.abs(slices).sum(axis=2) * ((26 + np.log2(count)) * 2.0**-52)
-    least, most = rounded(sums - off), rounded(sums + off)
+    sums = slices.sum(axis=2)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is sorted
+        # moduli add up to the root of count times the norm at most; squares of what is below 2 ** -500 vanish
+        moduli = np.sqrt(count * np.einsum("knm,knm->kn", slices, slices)) + count * 2.0**-500
+        off = moduli * ((26 + np.log2(count)) * 2.0**-52)
+        least, most = rounded(sums - off), rounded(sums + off)
     open_sums = (least != most) | (np.signbit(least) != np.signbit(most))  # -0.0 is 0.0, but not in files
     sums[open_sums] = np.sort(slices[open_sums], axis=1).sum(axis=1)
     return sums

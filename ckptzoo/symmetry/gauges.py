@@ -265,8 +265,8 @@ def canonicalize(
 
     Notes
     -----
-    Linear in the size of the weights, but for sorting each channel's incoming weights; float64 sums of one per pair
-    of channels beside the result. Ties cost a search per checkpoint: milliseconds where they are few, and at most some
+    Linear in the size of the weights; float64 sums of one per pair of channels beside the result, and a copy of the
+    checkpoints that each thread has at hand. Ties cost a search per checkpoint: milliseconds where they are few, and at most some
     seconds. The bound is on the work, which depends on the network's size alone; beyond it ``report.unresolved`` is
     True. A checkpoint that is not finite comes back as it is, with the identity and ``report.gauged`` False, and does
     not touch the others. Tested in tests/laws/test_symmetry.py.
@@ -337,9 +337,8 @@ def _settle_rest(
                 kept &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
             scales = {name: np.where(kept[:, None], scale, 1) for name, scale in scaling.scales.items()}
             if target and any((scale != 1).any() for scale in scales.values()):
-                weights = (
-                    target if rule.order is None else {name: np.empty_like(array) for name, array in target.items()}
-                )
+                ordered = rule.order is not None
+                weights = {name: np.empty_like(array) for name, array in target.items()} if ordered else target
                 fill(weights, moments.arrays, moves, GroupElement({}, scales), threads_each)
             scaled = moments.of(weights)
             perms = rest[some].perms if rule.order is None else rule.order(moments, scaled, scaling, found)

@@ -266,10 +266,10 @@ def canonicalize(
     Notes
     -----
     Linear in the size of the weights; float64 sums of one per pair of channels beside the result, and a copy of the
-    checkpoints that each thread has at hand. Ties cost a search per checkpoint: milliseconds where they are few, and at most some
-    seconds. The bound is on the work, which depends on the network's size alone; beyond it ``report.unresolved`` is
-    True. A checkpoint that is not finite comes back as it is, with the identity and ``report.gauged`` False, and does
-    not touch the others. Tested in tests/laws/test_symmetry.py.
+    checkpoints that each thread has at hand. Ties cost a search per checkpoint: milliseconds where they are few, and at
+    most some seconds. The bound is on the work, which depends on the network's size alone; beyond it
+    ``report.unresolved`` is True. A checkpoint that is not finite comes back as it is, with the identity and
+    ``report.gauged`` False, and does not touch the others. Tested in tests/laws/test_symmetry.py.
     """
     symmetry = table_of(arch)
     rule = gauge_of(gauge_named(gauge), symmetry)

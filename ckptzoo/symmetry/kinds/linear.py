@@ -107,19 +107,23 @@ class Linear(Matrix):
     def white(self, group: Group, arrays: Arrays, symmetry: Symmetry) -> tuple[np.ndarray, np.ndarray]:
         """Return symmetric matrices, where weights or else biases reach; directions that nothing reaches become 0.
 
-        Biases count where what reads the block sees more with them. The rank of what is written alone would decide
-        otherwise of a network and of its canonical form, in which rows that nothing reads are 0.
+        Biases count where the weights have fewer columns than the block has channels, or where readers see more with
+        them. The rank of what is written alone would decide otherwise of a network and of its canonical form, in which
+        rows that nothing reads are 0.
         """
         precision = precision_of(arrays, group, symmetry)
         written = joined_rows(arrays, group, symmetry, inverted=False)
         left, right, rank = _white(written, precision)
-        short = np.flatnonzero((rank < written.shape[-2]).any(axis=1))
+        k, m = written.shape[-2:]
+        short = np.flatnonzero((rank < k).any(axis=1))
         if len(short):
             wide = joined_rows(arrays, group, symmetry, inverted=False, biases=True)[short]
-            read = _transposed(joined_rows(arrays, group, symmetry, inverted=True)[short])
-            seen, seen_with_biases = (_rank(read @ side, precision) for side in (written[short], wide))
-            more = (seen_with_biases > seen).any(axis=1)
-            left[short[more]], right[short[more]], _ = _white(wide[more], precision)
+            if m >= k:
+                read = _transposed(joined_rows(arrays, group, symmetry, inverted=True)[short])
+                seen, seen_with_biases = (_rank(read @ side, precision) for side in (written[short], wide))
+                more = (seen_with_biases > seen).any(axis=1)
+                short, wide = short[more], wide[more]
+            left[short], right[short], _ = _white(wide, precision)
         return left, right
 
     def imbalance(self, written: Side, read: Side) -> tuple[np.ndarray, np.ndarray]:

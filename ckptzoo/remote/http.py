@@ -26,7 +26,9 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from ckptzoo.errors import AbsentError, Problem, RemoteError
+from ckptzoo.remote import servers
 from ckptzoo.remote.retry import RETRIED_STATUSES, RetryPolicy, is_too_slow, server_wait, too_slow
+from ckptzoo.remote.servers import AllowedServers, Origin, origin_of
 from ckptzoo.remote.stores import CancelToken, TransientError
 from ckptzoo.text import excerpt
 
@@ -53,8 +55,6 @@ _GZIP = 31
 _AGAIN = "Try again later."
 _CHECK = "Check the address, and that it may be read."
 
-Origin = tuple[str, str, int]
-"""Scheme, host, port."""
 Authorize = Callable[[str], Mapping[str, str]]
 """From an address to the headers that may be sent there and nowhere else; ``hub_store.bearer`` compares origins."""
 
@@ -64,19 +64,12 @@ def anonymous(url: str) -> Mapping[str, str]:
     return {}
 
 
-def origin_of(url: str) -> Origin:
-    """Return scheme, host and port of an address; raises ValueError for what is not http or https."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"not an http address: {url[:200]!r}")
-    return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-
-
 @dataclass
 class Answer:
     """The head of an answer, and its body to be read once.
 
-    ``url`` is the address that gave it, after redirects; names of headers are in small letters.
+    ``url`` is the address that gave it, after redirects, whose headers are in ``redirects``; names of headers are in
+    small letters.
     """
 
     url: str
@@ -84,6 +77,7 @@ class Answer:
     headers: Mapping[str, str]
     _response: "_Response" = field(repr=False)
     _complete: Callable[[], None] = field(repr=False)
+    redirects: tuple[Mapping[str, str], ...] = ()
 
     @property
     def length(self) -> int | None:
@@ -127,17 +121,18 @@ def get(
     returns the headers for one address; it is called again for every redirect, so that a token goes to its own server
     only.
     """
-    visited: list[str] = []
+    redirects: list[Mapping[str, str]] = []
     while True:
         with _exchange(connections, url, location, cancel, {**headers, **authorize(url)}) as answer:
             target = answer.headers.get("location")
             if answer.status not in _REDIRECTS or target is None:
+                answer.redirects = tuple(redirects)
                 yield answer
                 return
             with contextlib.suppress(RemoteError):
                 _drain(answer, location)
-        visited.append(url)
-        url = _redirected(url, target, visited, location)
+        redirects.append(answer.headers)
+        url = _redirected(url, target, len(redirects), location)
 
 
 def body(answer: Answer, start: int, stop: int, size: int, *, location: str) -> Generator[bytes]:
@@ -237,11 +232,12 @@ def range_header(start: int, stop: int, size: int) -> dict[str, str]:
 class Connections:
     """Connections by origin, shared by the threads of one process; after a fork the child starts with none.
 
-    ``read_timeout`` is the longest silence within an answer, and the longest time for its head, in seconds.
+    ``read_timeout`` is the longest silence within an answer, and the longest time for its head, in seconds. With
+    ``allowed`` no other servers are connected to, whatever addresses and redirects name them.
     """
 
-    def __init__(self, read_timeout: float = READ_SECONDS) -> None:
-        self._read_timeout = read_timeout
+    def __init__(self, read_timeout: float = READ_SECONDS, allowed: AllowedServers | None = None) -> None:
+        self._read_timeout, self._allowed = read_timeout, allowed
         self._reset()
         _ALL.add(self)
 
@@ -251,9 +247,9 @@ class Connections:
         self._ssl: ssl.SSLContext | None = None
         weakref.finalize(self, _close_all, self._idle)  # before the sockets' own finalizers, in a cycle too
 
-    def __reduce__(self) -> "tuple[type[Connections], tuple[float]]":
+    def __reduce__(self) -> "tuple[type[Connections], tuple[float, AllowedServers | None]]":
         # locks and sockets cannot be pickled
-        return Connections, (self._read_timeout,)
+        return Connections, (self._read_timeout, self._allowed)
 
     def take_idle(self, origin: Origin) -> http.client.HTTPConnection | None:
         """Return a connection that was used before, for the caller alone, or None."""
@@ -267,21 +263,30 @@ class Connections:
                 connection.close()
         return None
 
-    def connect(self, origin: Origin) -> http.client.HTTPConnection:
-        """Open a new connection, through the proxy that the environment names for it."""
+    def connect(self, origin: Origin, location: str) -> http.client.HTTPConnection:
+        """Open a new connection, through the proxy that the environment names for it.
+
+        Raises RemoteError: the server is not among those that are allowed.
+        """
         scheme, host, port = origin
         proxy = _proxy(origin)
+        addresses = self._allowed.addresses(origin, location) if self._allowed is not None else []
         peer, peer_port = (proxy.hostname or "", proxy.port or 80) if proxy else (host, port)
-        timeout = min(CONNECT_SECONDS, self._read_timeout)
-        if scheme == "https":
-            connection = http.client.HTTPSConnection(peer, peer_port, timeout=timeout, context=self._ssl_context())
-            if proxy:
-                connection.set_tunnel(host, port, _proxy_credentials(proxy))
-        else:
-            connection = http.client.HTTPConnection(peer, peer_port, timeout=timeout)
+        connection = http.client.HTTPConnection(peer, peer_port, timeout=min(CONNECT_SECONDS, self._read_timeout))
+        # the library would connect again by itself, and unencrypted
+        connection.auto_open = False
         connection.response_class = _Response
+        if proxy and scheme == "https":
+            # a proxy would look the name up itself; IPv4 first, because http.client of Python 3.11 sends IPv6 bare
+            target = min(addresses, key=lambda address: ":" in address, default=host)
+            connection.set_tunnel(target, port, _proxy_credentials(proxy))
         try:
-            connection.connect()
+            if addresses and not proxy:
+                connection.sock = servers.connect(addresses, port, connection.timeout, location, host)
+            else:
+                connection.connect()
+            if scheme == "https":
+                connection.sock = self._ssl_context().wrap_socket(connection.sock, server_hostname=host)
         except BaseException:  # KeyboardInterrupt too: nobody else knows of the socket
             connection.close()
             raise
@@ -390,7 +395,7 @@ def _exchange(
         if connection is None or response is None:
             if connection is not None:
                 connection.close()
-            connection = connections.connect(origin)
+            connection = connections.connect(origin, location)
             sock = connection.sock
             response = _send(connection, target, host, sent, cancel)
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -430,7 +435,7 @@ def _send(
         return response
 
 
-def _redirected(url: str, target: str, visited: list[str], location: str) -> str:
+def _redirected(url: str, target: str, count: int, location: str) -> str:
     try:
         following = urljoin(url, target)
         scheme, host, _ = origin_of(following)
@@ -439,7 +444,7 @@ def _redirected(url: str, target: str, visited: list[str], location: str) -> str
     # an attacker on the way could answer the second request
     if scheme == "http" and urlsplit(url).scheme == "https":
         raise RemoteError(_problem(location, "a redirect to https", f"one to http://{host}", _CHECK))
-    if len(visited) > MAX_REDIRECTS:
+    if count > MAX_REDIRECTS:
         raise RemoteError(_problem(location, f"at most {MAX_REDIRECTS} redirects", "more", _CHECK))
     return following
 

@@ -106,7 +106,7 @@ class Cache:
         path = self._path(digest)
         if self._broken or len(data) > self.limit or path.exists():
             return
-        if self._written is None:
+        if self._written is None and not (self.folder / "address.json").exists():
             self._put_address()
         if self._written is None or self._written > self.limit // SCAN_SHARE:
             self._written = 0

@@ -109,6 +109,8 @@ class HubStore:
             with self._locks.setdefault((os.getpid(), name), threading.Lock()):
                 if (signed := self._unexpired(name)) is None:
                     answer = request(page)
+                    for headers in (*answer.redirects, answer.headers):
+                        self._check_stated(headers, name, location)
                     if answer.status in (200, 206):
                         self._signed[name] = answer.url
             if answer is None:
@@ -118,8 +120,6 @@ class HubStore:
             if answer.status in EXPIRED_STATUSES and answer.url != page:
                 self._signed.pop(name, None)
                 raise TransientError(http.refusal(answer, location).problem, protocol_error=True)
-            for headers in (*answer.redirects, answer.headers):
-                self._check_stated(headers, name, location)
             yield from http.body(answer, start, stop, size, location=location)
 
     def _check_stated(self, headers: Mapping[str, str], name: str, location: str) -> None:

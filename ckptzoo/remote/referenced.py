@@ -399,15 +399,17 @@ def _conditions(validator: str) -> Mapping[str, str]:
 
 def _check_unchanged(answer: Answer, file: RecordedFile) -> None:
     """Raise IntegrityError where an answer is not about the file that was recorded."""
-    what = "etag" if _is_etag(file.validator) else "last-modified"
-    got = answer.headers.get(what, "none")
+    what = "ETag" if _is_etag(file.validator) else "Last-Modified"
+    got = answer.headers.get(what.lower(), "")
     total = answer.headers.get("content-range", "").rpartition("/")[2]
-    if answer.status == 412:  # what the conditions ask for is not so (RFC 9110, 15.5.13)
+    # 412: what the conditions ask for is not so (RFC 9110, 15.5.13)
+    if answer.status == 412 or (answer.status in (200, 206) and got and got != file.validator):
         raise _changed(file, what, file.validator, got if got != file.validator else "another")
     if answer.status == 416 or (answer.status == 206 and total not in ("", "*", str(file.size))):
         raise _changed(file, "size", f"{file.size} bytes", f"{total or 'fewer'} bytes")
-    if answer.status in (200, 206) and got != file.validator:
-        raise _changed(file, what, file.validator, got)
+    if answer.status == 206 and not got:  # where a whole answer has one, a part of it has it too (RFC 9110, 15.3.7)
+        problem = Problem(file.address, what, file.validator, "none", _NO_RANGES)
+        raise TransientError(problem, protocol_error=True)
 
 
 def _changed(file: RecordedFile, what: str, expected: str, got: str) -> IntegrityError:

@@ -157,7 +157,8 @@ class Cache:
     def _put(self, path: Path, *pieces: bytes | memoryview) -> None:
         """Write a file under a temporary name and rename it."""
         try:
-            _make_folder(path.parent, self.root)
+            if not path.parent.exists():
+                _make_folder(path.parent, self.root)
             # without fsync: what a loss of power leaves of the bytes has another digest, and is fetched again
             with temporary_file(path.parent) as (temporary, file):
                 for piece in pieces:

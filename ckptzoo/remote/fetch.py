@@ -221,20 +221,39 @@ class Fetching(ABC):
 
     def _start_requests(self) -> None:
         """Start requests while there are workers for them; the lock is held."""
-        while self._next < len(self._requests) and self._running < self._workers and not self._cancel.called:
-            self._start(self._next)
-            self._next += 1
+        while self._running < self._workers and (request := self._following()) is not None:
+            self._start_thread(request)
 
     def _start(self, number: int) -> None:
+        """Start one request, whatever else runs; the lock is held."""
         if number not in self._started:
             self._started.add(number)
-            self._running += 1
-            # daemon: a thread that waits for a server must not keep the process from ending
-            threading.Thread(
-                target=self._run, args=(self._requests[number],), name="ckptzoo-fetch", daemon=True
-            ).start()
+            self._start_thread(self._requests[number])
 
-    def _run(self, request: RangeRequest) -> None:
+    def _start_thread(self, request: RangeRequest) -> None:
+        self._running += 1
+        # daemon: a thread that waits for a server must not keep the process from ending
+        threading.Thread(target=self._run, args=(request,), name="ckptzoo-fetch", daemon=True).start()
+
+    def _following(self) -> RangeRequest | None:
+        """Return the next request that nobody has started, or None; the lock is held."""
+        while self._next < len(self._requests) and not self._cancel.called:
+            self._next += 1
+            if self._next - 1 not in self._started:
+                self._started.add(self._next - 1)
+                return self._requests[self._next - 1]
+        return None
+
+    def _run(self, request: RangeRequest | None) -> None:
+        """Make one request after the other, in a thread."""
+        while request is not None:
+            self._fetch(request)
+            with self._changed:
+                # more run than there are workers where the reader has waited for some
+                request = self._following() if self._running <= self._workers else None
+                self._running -= request is None
+
+    def _fetch(self, request: RangeRequest) -> None:
         try:
             blocks = fetch_checked(
                 self._store,
@@ -257,10 +276,6 @@ class Fetching(ABC):
             with self._changed:
                 self._failure = self._failure or error
                 self._changed.notify_all()
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._start_requests()
 
     def _before(self, place: int) -> None:
         with self._changed:

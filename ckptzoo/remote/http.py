@@ -36,8 +36,8 @@ CONNECT_SECONDS = 10.0
 READ_SECONDS = 20.0
 IDLE_SECONDS = 20.0
 """A connection that was idle for longer is not used again: many servers close them."""
-MAX_IDLE = 16
-"""Idle connections that are kept to one server."""
+MAX_IDLE = 32
+"""Idle connections that are kept to one server: as many as ask it at a time."""
 PIECE_BYTES = 256 * 1024
 """The limit of one read of the socket."""
 # The number that RFC 2068, section 10.3, recommended; RFC 9110, 15.4, warns servers of clients that keep to it.
@@ -244,6 +244,7 @@ class Connections:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[http.client.HTTPConnection, float]]] = {}
+        self._proxies: dict[Origin, SplitResult | None] = {}
         self._ssl: ssl.SSLContext | None = None
         weakref.finalize(self, _close_all, self._idle)  # before the sockets' own finalizers, in a cycle too
 
@@ -269,10 +270,11 @@ class Connections:
         Raises RemoteError: the server is not among those that are allowed.
         """
         scheme, host, port = origin
-        proxy = _proxy(origin)
+        proxy = self.proxy(origin)
         addresses = self._allowed.addresses(origin, location) if self._allowed is not None else []
         peer, peer_port = (proxy.hostname or "", proxy.port or 80) if proxy else (host, port)
-        connection = http.client.HTTPConnection(peer, peer_port, timeout=min(CONNECT_SECONDS, self._read_timeout))
+        timeout = min(CONNECT_SECONDS, self._read_timeout)
+        connection = http.client.HTTPConnection(peer, peer_port, timeout=timeout)
         # the library would connect again by itself, and unencrypted
         connection.auto_open = False
         connection.response_class = _Response
@@ -282,7 +284,7 @@ class Connections:
             connection.set_tunnel(target, port, _proxy_credentials(proxy))
         try:
             if addresses and not proxy:
-                connection.sock = servers.connect(addresses, port, connection.timeout, location, host)
+                connection.sock = servers.connect(addresses, port, timeout, location, host)
             else:
                 connection.connect()
             if scheme == "https":
@@ -292,6 +294,12 @@ class Connections:
             raise
         connection.sock.settimeout(self._read_timeout)
         return connection
+
+    def proxy(self, origin: Origin) -> SplitResult | None:
+        """Return the proxy that the environment named for a server when it was asked first: a look reads all of it."""
+        if origin not in self._proxies:
+            self._proxies[origin] = _proxy(origin)
+        return self._proxies[origin]
 
     def give_back(self, origin: Origin, connection: http.client.HTTPConnection) -> None:
         """Keep a connection whose last answer was read to its end for the next request."""
@@ -380,7 +388,7 @@ def _exchange(
 ) -> Generator[Answer]:
     """Make one request and yield its answer, without redirects."""
     origin = origin_of(url)
-    target, proxy_headers = _request_target(url)
+    target, proxy_headers = _request_target(url, connections.proxy(origin) if origin[0] == "http" else None)
     sent = {"Accept-Encoding": "identity", "User-Agent": "ckptzoo", **headers, **proxy_headers}
     # the header Host has no user information (RFC 9110, 7.2)
     host = urlsplit(url).netloc.rpartition("@")[2]
@@ -457,14 +465,13 @@ def _drain(answer: Answer, location: str) -> None:
             pass
 
 
-def _request_target(url: str) -> tuple[str, dict[str, str]]:
+def _request_target(url: str, proxy: SplitResult | None) -> tuple[str, dict[str, str]]:
     """Return the target of the request line, and the headers that go to a proxy.
 
     A proxy of plain HTTP is asked for the whole address (RFC 9112, 3.2.2); for https there is a tunnel through it.
     """
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    proxy = _proxy(origin_of(url)) if parts.scheme == "http" else None
     return (f"http://{parts.netloc}{path}", _proxy_credentials(proxy)) if proxy else (path, {})
 
 

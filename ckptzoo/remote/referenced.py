@@ -292,6 +292,7 @@ class _Store:
         self.connections = Connections(policy.connection_deadline, allowed)
         self.recorded: dict[str, RecordedFile] = {}
         self.entries: dict[str, FileEntry] = {}
+        self._places: dict[str, HubAddress | WebAddress] = {}
         self._repositories: dict[HubAddress, HubStore] = {}
         self._listings: dict[HubAddress, tuple[str, dict[str, FileEntry]]] = {}
 
@@ -305,6 +306,7 @@ class _Store:
             if isinstance(place, WebAddress) and not file.validator:
                 expected = "an ETag or a time of change"
                 raise IntegrityError(Problem(file.address, "reference", expected, "none", "Link the file again."))
+            self._places[file.address] = place
             self.entries[file.address] = FileEntry(file.address, file.size, file.digest)
             self.recorded[file.address] = file
         elif known != file:
@@ -320,7 +322,7 @@ class _Store:
         Raises IntegrityError: it is not the file that was recorded.
         """
         find_entry(self.entries, name, location=self.address)
-        file, place = self.recorded[name], file_address(name)
+        file, place = self.recorded[name], self._places[name]
         if isinstance(place, HubAddress):
             store = self._repository(place)
             store.entries.setdefault(place.folder, FileEntry(place.folder, file.size, file.digest))

@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 
 from benchmarks.remote_relay import Link, Relay
 from ckptzoo.errors import ZooError
-from ckptzoo.remote.referenced import WORKERS, ReferencedFiles, safetensors_header
+from ckptzoo.remote.referenced import WORKERS, RemoteReferences, safetensors_header
 from ckptzoo.schema.layout import Span
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -106,7 +106,7 @@ def measured(url: str, relay: Relay, chosen: argparse.Namespace, cache: Path) ->
 
     def index() -> int:
         headers.clear()
-        with ReferencedFiles("bench", servers=[url]) as files:
+        with RemoteReferences("bench", servers=[url]) as files:
             for found in files.each(addresses, safetensors_header):
                 if isinstance(found, ZooError):
                     raise found
@@ -117,7 +117,7 @@ def measured(url: str, relay: Relay, chosen: argparse.Namespace, cache: Path) ->
         first, stop = json.loads(headers[0][1])[LAYER]["data_offsets"]
         start = 8 + len(headers[0][1])
         out = np.empty((len(headers), *TENSOR), np.float32)
-        with ReferencedFiles("bench", servers=[url]) as files:
+        with RemoteReferences("bench", servers=[url]) as files:
             files.add(file for file, _ in headers)
             spans = [Span(file.address, start + first, start + stop, b"") for file, _ in headers]
             for place, block in files.as_ready(spans):

@@ -148,8 +148,8 @@ class Cache:
         return self.folder / "revisions" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
 
     def _path(self, digest: str) -> Path:
-        name = _checked_digest(digest).replace(":", "-")
-        return self.folder / "blobs" / name.partition("-")[2][:2] / name
+        kind, _, digits = _checked_digest(digest).partition(":")
+        return Path(f"{self.folder}/blobs/{digits[:2]}/{kind}-{digits}")
 
     def _put_address(self) -> None:
         self._put(self.folder / "address.json", json.dumps({"address": self.address}).encode())

@@ -1,13 +1,15 @@
-"""Files on other machines that a zoo refers to: what was recorded of them, and ranges of them (``ReferencedFiles``).
+"""Files on other machines that a zoo refers to: what was recorded of them, and ranges of them (``RemoteReferences``).
 
-::
+To link files, of which each costs one request of 64 KiB, 32 at a time, and to read a tensor of each later, through the
+cache::
 
-    with ReferencedFiles("zoos/linked", servers=["http://127.0.0.1:8000/"]) as files:
-        for found in files.each(["http://127.0.0.1:8000/a.safetensors"], safetensors_header):   # 64 KiB of each
-            ...                                                     # a tuple of RecordedFile and header, or a ZooError
-        files.add(recorded)
-        for place, data in files.as_ready([Span(file.address, start, stop, b"") for file in recorded]):
-            ...                                                     # 32 requests at a time, through the cache
+    with RemoteReferences("zoos/linked", servers=["http://127.0.0.1:8000"]) as files:
+        found = [item for item in files.each(addresses, safetensors_header) if not isinstance(item, ZooError)]
+
+    with RemoteReferences("zoos/linked", servers=["http://127.0.0.1:8000"]) as files:
+        files.add(recorded for recorded, header in found)
+        for place, data in files.as_ready([Span(address, start, stop, b"") for address in addresses]):
+            out[place] = data
 
 Who wrote a reference is not trusted: addresses are those of ``file_address``, servers those of ``AllowedServers``. Each
 answer is compared with what was recorded; a file that has changed is an error. Bytes whose digest nobody knows are
@@ -16,6 +18,7 @@ taken as they come, and have from then on the digest that they have in the cache
 
 import hashlib
 import io
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -32,9 +35,9 @@ from ckptzoo.remote.address import HubAddress, WebAddress, file_address
 from ckptzoo.remote.cache import Cache
 from ckptzoo.remote.http import Answer, Connections
 from ckptzoo.remote.hub_store import HubStore, bearer, read_listing
-from ckptzoo.remote.remote import Remote
+from ckptzoo.remote.remote import OPENING_SECONDS, Remote
 from ckptzoo.remote.retry import RetryPolicy, is_too_slow, retry, too_slow
-from ckptzoo.remote.servers import AllowedServers
+from ckptzoo.remote.servers import AllowedServers, origin_of
 from ckptzoo.remote.stores import CancelToken, FileEntry, TransientError, find_entry
 from ckptzoo.schema.layout import Span
 from ckptzoo.text import excerpt
@@ -57,6 +60,7 @@ CACHE = "references"
 """The name of the part of the cache that the files of all zoos share."""
 _MAX_VALIDATOR = 1024
 """Characters of an ETag that is recorded."""
+_DIGEST = re.compile(r"(sha256:[0-9a-f]{64}|git:[0-9a-f]{40}(?:[0-9a-f]{24})?)?")
 _CHANGED = "It is another file than was linked: restore it, or link what is there now into a new zoo."
 _NO_RANGES = "Download the file, and link the copy."
 
@@ -75,7 +79,7 @@ class RecordedFile(NamedTuple):
     digest: str | None = None
 
 
-class ReferencedFiles(Remote):
+class RemoteReferences(Remote):
     """The files of other machines that one zoo refers to; ``zoo`` is its name in messages.
 
     ``servers`` are addresses of servers that the user named: they may have any address, and speak http. So are the hub
@@ -180,8 +184,7 @@ class ReferencedFiles(Remote):
     def _key(self, block: Span) -> str:
         if block.sha256:
             return super()._key(block)
-        file = self._files.recorded[block.name]
-        facts = f"{file.address}\n{file.size}\n{file.validator}\n{file.digest}\n{block.start}\n{block.stop}"
+        facts = f"{self._files.identity(block.name)}\n{block.start}\n{block.stop}"
         return f"range:{hashlib.sha256(facts.encode()).hexdigest()}"
 
     def _missing_places(self, wanted: Sequence[Span]) -> list[int]:
@@ -190,12 +193,11 @@ class ReferencedFiles(Remote):
                 got = f"{block.stop - block.start} bytes"
                 step = "Do not use this zoo; tell whoever publishes it."
                 raise IntegrityError(Problem(block.name, "tensor", f"at most {MAX_SPAN} bytes", got, step))
-            find_entry(self.store.entries, block.name, location=self.name)
         return super()._missing_places(wanted)
 
 
 def safetensors_header(file: RecordedFile, stream: IO[bytes]) -> bytes:
-    """Return the header of a safetensors file, without the eight bytes of its length, for ``ReferencedFiles.each``.
+    """Return the header of a safetensors file, without the eight bytes of its length, for ``RemoteReferences.each``.
 
     One request, or two for headers of more than ``HEAD_BYTES``. Raises IntegrityError: it is longer than the limit or
     the file.
@@ -215,7 +217,7 @@ class RangeFile(io.RawIOBase):
     read.
     """
 
-    def __init__(self, files: ReferencedFiles, recorded: RecordedFile, head: bytes) -> None:
+    def __init__(self, files: RemoteReferences, recorded: RecordedFile, head: bytes) -> None:
         self._files, self.recorded = files, recorded
         self._windows = [(0, head)]
         self._position, self._next, self._left = 0, HEAD_BYTES, MAX_READ
@@ -285,11 +287,12 @@ class _Store:
     def __init__(
         self, address: str, servers: Iterable[str], endpoint: str | None, token: str | None, policy: RetryPolicy
     ) -> None:
-        self.address, self._token, self._policy = address, token, policy
+        self.address, self._token = address, token
+        self._policy = replace(policy, deadline=min(policy.deadline, OPENING_SECONDS))
         self._hub = (endpoint or hub_endpoint()).rstrip("/")
         named = [*servers, *([self._hub] if self._hub != PUBLIC_HUB else [])]
-        allowed = AllowedServers([*named, *([storage] if (storage := s3_endpoint()) else [])])
-        self.connections = Connections(policy.connection_deadline, allowed)
+        self._allowed = AllowedServers([*named, *([storage] if (storage := s3_endpoint()) else [])])
+        self.connections = Connections(policy.connection_deadline, self._allowed)
         self.recorded: dict[str, RecordedFile] = {}
         self.entries: dict[str, FileEntry] = {}
         self._places: dict[str, HubAddress | WebAddress] = {}
@@ -303,14 +306,29 @@ class _Store:
         known = self.recorded.get(file.address)
         if known is None:
             place = file_address(file.address)
-            if isinstance(place, WebAddress) and not file.validator:
-                expected = "an ETag or a time of change"
-                raise IntegrityError(Problem(file.address, "reference", expected, "none", "Link the file again."))
+            is_web = isinstance(place, WebAddress)
+            if file.size < 0 or is_web != _is_validator(file.validator) or not _DIGEST.fullmatch(file.digest or ""):
+                expected = "a size, and an ETag or a time of change" if is_web else "a size, and perhaps a digest"
+                problem = Problem(file.address, "reference", expected, excerpt(str(file[1:])), "Link the file again.")
+                raise IntegrityError(problem)
             self._places[file.address] = place
             self.entries[file.address] = FileEntry(file.address, file.size, file.digest)
             self.recorded[file.address] = file
         elif known != file:
             raise IntegrityError(Problem(file.address, "reference", str(known[1:]), str(file[1:]), _CHANGED))
+
+    def identity(self, name: str) -> str:
+        """Return a text that tells a file and its state from all others, of all zoos of this user.
+
+        The hub belongs to it: another one may have another file at the same address. So does that the user named the
+        server, or else a stranger's zoo would find in the cache what it may not ask for.
+        """
+        file, place = self.recorded[name], self._places[name]
+        if isinstance(place, WebAddress):
+            where = f"{place.url}\n{self._allowed.is_named(origin_of(place.url))}"
+        else:
+            where = f"{self._hub}\n{place}"
+        return f"{where}\n{file.size}\n{file.validator}\n{file.digest}"
 
     def listing(self, place: HubAddress) -> tuple[str, dict[str, FileEntry]]:
         authorize = bearer(self._hub, self._token)
@@ -359,7 +377,7 @@ class _Store:
                 got = "a whole file" if answer.status == 200 else f"{total or 'no'} bytes"
                 raise RemoteError(Problem(address, "answer", "a range of the file, and its size", got, _NO_RANGES))
             validator = answer.headers.get("etag") or answer.headers.get("last-modified", "")
-            if not validator or not validator.isprintable() or len(validator) > _MAX_VALIDATOR:
+            if not _is_validator(validator):
                 expected = "an ETag or Last-Modified, which tell whether the file changes"
                 got = excerpt(validator, 80) or "neither"
                 raise RemoteError(Problem(address, "answer", expected, got, _NO_RANGES))
@@ -380,6 +398,11 @@ class _Store:
             )
             self._repositories.setdefault(whole, store)
         return self._repositories[whole]
+
+
+def _is_validator(validator: str) -> bool:
+    """Return whether a text may be a validator; it is sent in headers, so it must have no line ends."""
+    return 0 < len(validator) <= _MAX_VALIDATOR and validator.isascii() and validator.isprintable()
 
 
 def _is_etag(validator: str) -> bool:

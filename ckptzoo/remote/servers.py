@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from ckptzoo.errors import Problem, RemoteError
+from ckptzoo.text import excerpt
 
 Origin = tuple[str, str, int]
 """Scheme, host, port."""
@@ -64,6 +65,10 @@ class AllowedServers:
     def __init__(self, named: Iterable[str] = ()) -> None:
         self._named = frozenset(origin_of(url) for url in named)
 
+    def is_named(self, origin: Origin) -> bool:
+        """Whether the user named a server."""
+        return origin in self._named
+
     def addresses(self, origin: Origin, location: str) -> list[str]:
         """Return the checked addresses of a server, to one of which the connection has to be made; none where the user
         named it, and any will do.
@@ -72,7 +77,7 @@ class AllowedServers:
         another. Raises RemoteError: it may not be asked. Raises OSError: its name has no address.
         """
         scheme, host, port = origin
-        if origin in self._named:
+        if self.is_named(origin):
             return []
         if scheme != "https":
             raise RemoteError(_refused(location, host, "https", scheme))
@@ -106,4 +111,4 @@ def connect(addresses: list[str], port: int, timeout: float, location: str, host
 
 
 def _refused(location: str, host: str, expected: str, got: str) -> Problem:
-    return Problem(location, f"server {host}", expected, got, _STEP)
+    return Problem(location, f"server {excerpt(host, 100)}", expected, got, _STEP)

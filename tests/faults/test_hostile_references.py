@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save
 
 from ckptzoo.errors import ZooError
-from ckptzoo.remote.referenced import RecordedFile, ReferencedFiles, safetensors_header
+from ckptzoo.remote.referenced import RecordedFile, RemoteReferences, safetensors_header
 from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.schema.layout import Span
 from tests.faults.counts import COUNTS
@@ -65,7 +65,7 @@ def believed(lie: str, stage: str) -> str:
     try:
         with running(evil):
             address = f"{evil.url}/x.safetensors"
-            files = ReferencedFiles("linked", servers=[evil.url], retry_policy=policy)
+            files = RemoteReferences("linked", servers=[evil.url], retry_policy=policy)
             if stage == "link":
                 (found,) = files.each([address], safetensors_header)
                 if isinstance(found, ZooError):

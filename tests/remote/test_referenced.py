@@ -13,6 +13,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Iterator
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from safetensors.numpy import save
 from ckptzoo.errors import AbsentError, IntegrityError, OfflineError, RemoteError, ZooError
 from ckptzoo.remote.address import HubAddress
 from ckptzoo.remote.cache import blobs_of, cached_zoos
-from ckptzoo.remote.referenced import HEAD_BYTES, RangeFile, RecordedFile, ReferencedFiles, safetensors_header
+from ckptzoo.remote.referenced import HEAD_BYTES, RangeFile, RecordedFile, RemoteReferences, safetensors_header
 from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.schema.layout import Span
 from tests.support.effort import examples
@@ -67,11 +68,11 @@ def network(seed: int, tensors: int = 3) -> bytes:
     return save({f"{at}.weight": rng.standard_normal((64, 65), np.float32) for at in range(tensors)})
 
 
-def opened(served: Served, quick: RetryPolicy, **options: Any) -> ReferencedFiles:
-    return ReferencedFiles("linked", servers=[served.url], retry_policy=quick, **options)
+def opened(served: Served, quick: RetryPolicy, **options: Any) -> RemoteReferences:
+    return RemoteReferences("linked", servers=[served.url], retry_policy=quick, **options)
 
 
-def recorded(files: ReferencedFiles, *addresses: str) -> list[RecordedFile]:
+def recorded(files: RemoteReferences, *addresses: str) -> list[RecordedFile]:
     """What a link records of files, by one request each."""
     found = list(files.each(addresses, lambda file, stream: None))
     for item in found:
@@ -80,7 +81,7 @@ def recorded(files: ReferencedFiles, *addresses: str) -> list[RecordedFile]:
     return [item[0] for item in found if not isinstance(item, ZooError)]
 
 
-def read(files: ReferencedFiles, spans: list[Span]) -> list[bytes]:
+def read(files: RemoteReferences, spans: list[Span]) -> list[bytes]:
     blocks = dict(files.as_ready(spans))
     return [bytes(blocks[place]) for place in range(len(spans))]
 
@@ -115,12 +116,17 @@ def test_ranges_are_those_of_the_files_and_are_asked_for_once(
                 assert read(files, wanted) == right
                 assert [bytes(block) for block in files.in_order(wanted)] == right
                 asked = len(served.seen)
-            again = ReferencedFiles("another zoo", retry_policy=quick)
+            again = RemoteReferences("another zoo", servers=[served.url], retry_policy=quick)
             again.add(records)
             assert read(again, wanted) == right and len(served.seen) == asked
+            # a stranger's zoo gets nothing from the cache that it may not ask for
+            stranger = RemoteReferences("a stranger's", retry_policy=quick)
+            stranger.add(records)
+            with pytest.raises(RemoteError, match="expected https"):
+                read(stranger, [span for span in wanted if not span.sha256])
     with monkeypatch.context() as patched:
         patched.setenv("CKPTZOO_OFFLINE", "1")
-        offline = ReferencedFiles("linked")
+        offline = RemoteReferences("linked", servers=[served.url])
         offline.add(records)
         assert read(offline, wanted) == right
         with pytest.raises(OfflineError, match="bytes missing"):
@@ -227,6 +233,7 @@ def test_a_server_that_tells_nothing_of_changes_or_serves_no_ranges_is_refused(q
             read(files, [Span(file.address, 0, 10, b"")])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", ["shifted", "less", "packed", "short", "reset", "hangup", "stall", "trickle", "down"])
 def test_answers_that_do_not_fit_end_in_an_error_or_in_the_right_bytes(fault: str, quick: RetryPolicy) -> None:
     data = network(1)
@@ -262,13 +269,21 @@ def test_redirects_are_bounded_and_state_the_validator_of_their_end(quick: Retry
 
 
 def test_a_file_is_recorded_once_and_with_what_tells_its_changes(quick: RetryPolicy) -> None:
-    files = ReferencedFiles("linked", retry_policy=quick)
+    files = RemoteReferences("linked", retry_policy=quick)
     file = RecordedFile("https://host/x", 10, '"a"')
     files.add([file, file])
     with pytest.raises(IntegrityError, match="https://host/x: reference"):
         files.add([file._replace(size=11)])
-    with pytest.raises(IntegrityError, match="an ETag or a time of change, got none"):
-        files.add([RecordedFile("https://host/y", 10)])
+    for other in (
+        RecordedFile("https://host/y", 10),
+        RecordedFile("https://host/y", -1, '"a"'),
+        RecordedFile("https://host/y", 10, '"a"\r\nAuthorization: x'),
+        RecordedFile("https://host/y", 10, '"' + "a" * 2000),
+        RecordedFile("https://host/y", 10, '"a"', "md5:0"),
+        RecordedFile(f"hf://org/model@{COMMIT}/x", 10, '"a"'),
+    ):
+        with pytest.raises(IntegrityError, match="reference: expected a size, and"):
+            files.add([other])
     with pytest.raises(ZooError, match="a commit, got main"):
         files.add([RecordedFile("hf://org/model@main/x", 10)])
     with pytest.raises(AbsentError, match="https://host/z"):
@@ -280,7 +295,7 @@ def test_a_file_is_recorded_once_and_with_what_tells_its_changes(quick: RetryPol
 
 def test_addresses_of_this_machine_are_asked_only_if_the_user_named_them(quick: RetryPolicy) -> None:
     with serving({"/x": network(1)}) as served:
-        files = ReferencedFiles("stranger's", retry_policy=quick)
+        files = RemoteReferences("stranger's", retry_policy=quick)
         file = RecordedFile(f"{served.url}/x", 100, '"a"')
         files.add([file])
         for act in (lambda: read(files, [Span(file.address, 0, 1, b"")]), lambda: files.open(file.address)):
@@ -309,13 +324,13 @@ class Slow(Tagged):
 
 
 def test_a_header_is_one_request_and_32_files_are_asked_at_a_time(quick: RetryPolicy) -> None:
-    contents = {f"/{at}": network(at) for at in range(96)}
+    contents = {f"/{at}": network(at) for at in range(64)}
     Slow.most = 0
-    with running(Served(contents), Slow, wait=0.3) as served, opened(served, quick) as files:
+    with running(Served(contents), Slow, wait=0.2) as served, opened(served, quick) as files:
         began = time.monotonic()
-        found = list(files.each([f"{served.url}/{at}" for at in range(96)], safetensors_header))
+        found = list(files.each([f"{served.url}/{at}" for at in range(64)], safetensors_header))
         seconds = time.monotonic() - began
-        assert len(served.seen) == 96 and served.sent <= 96 * HEAD_BYTES
+        assert len(served.seen) == 64 and served.sent <= 64 * HEAD_BYTES
         for at, item in enumerate(found):
             assert not isinstance(item, ZooError)
             file, header = item
@@ -326,8 +341,8 @@ def test_a_header_is_one_request_and_32_files_are_asked_at_a_time(quick: RetryPo
         served.seen.clear()
         spans = [Span(item[0].address, start, stop, b"") for item in found if not isinstance(item, ZooError)]
         assert read(files, spans) == [data[start:stop] for data in contents.values()]
-        assert len(served.seen) == 96 and served.sent == 96 * (stop - start)
-    assert Slow.most > 16 and seconds < 10  # one after the other they take 29 s
+        assert len(served.seen) == 64 and served.sent == 64 * (stop - start)
+    assert Slow.most > 16 and seconds < 8  # one after the other they take 13 s
 
 
 def test_files_that_cannot_be_had_stop_no_others(quick: RetryPolicy) -> None:
@@ -432,9 +447,9 @@ def hub(files: dict[str, bytes], **kinds: Any) -> Iterator[tuple[Served, Served]
 FILES = {"a/model x.safetensors": network(1), "small.bin": b"small", "b.safetensors": network(2)}
 
 
-def from_hub(both: tuple[Served, Served], quick: RetryPolicy, **options: Any) -> ReferencedFiles:
+def from_hub(both: tuple[Served, Served], quick: RetryPolicy, **options: Any) -> RemoteReferences:
     front, other = both
-    return ReferencedFiles("linked", servers=[other.url], endpoint=front.url, retry_policy=quick, **options)
+    return RemoteReferences("linked", servers=[other.url], endpoint=front.url, retry_policy=quick, **options)
 
 
 def test_files_of_a_commit(quick: RetryPolicy) -> None:
@@ -460,13 +475,34 @@ def test_files_of_a_commit(quick: RetryPolicy) -> None:
 
 def test_the_hub_is_named_by_its_endpoint_and_storage_elsewhere_is_not(quick: RetryPolicy) -> None:
     with hub(FILES) as both:
-        files = ReferencedFiles("linked", endpoint=both[0].url, retry_policy=quick)
+        files = RemoteReferences("linked", endpoint=both[0].url, retry_policy=quick)
         found = {file.address.rpartition("/")[2]: file for file in files.repository(HubAddress("org/zoo"))}
         files.add(found.values())
         assert read(files, [Span(found["small.bin"].address, 0, 5, b"")]) == [b"small"]
         with pytest.raises(RemoteError, match="expected https, got http"):
             read(files, [Span(found["b.safetensors"].address, 0, 5, b"")])
         assert both[1].seen == []
+
+
+def test_a_hub_gets_no_bytes_of_another_from_the_cache(quick: RetryPolicy) -> None:
+    """Two hubs that have other files at the same address, as one that somebody runs to be mistaken for the other."""
+    with hub(FILES) as one, hub({**FILES, "small.bin": b"SMALL"}) as two:
+        address = f"hf://datasets/org/zoo@{COMMIT}/small.bin"
+        for both, content in ((one, b"small"), (two, b"SMALL")):
+            files = from_hub(both, quick)
+            files.add([RecordedFile(address, 5)])
+            assert read(files, [Span(address, 0, 5, b"")]) == [content]
+
+
+def test_references_travel_to_other_processes_without_the_token(quick: RetryPolicy) -> None:
+    with hub(FILES, private=True) as both, from_hub(both, quick, token=Hub.token) as files:
+        found = files.repository(HubAddress("org/zoo"))
+        files.add(found)
+        spans = [Span(file.address, 0, file.size, b"") for file in found]
+        right = read(files, spans)
+        packed = bytes(ForkingPickler.dumps(files))
+        assert Hub.token.encode() not in packed
+        assert read(ForkingPickler.loads(packed), spans) == right
 
 
 def test_a_token_goes_to_its_hub_alone(quick: RetryPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,7 +586,7 @@ def test_files_behind_nginx(
     contents = {f"{at}.safetensors": network(at) for at in range(64)}
     for name, data in contents.items():
         (root / name).write_bytes(data)
-    with ReferencedFiles("linked", servers=[url]) as files:
+    with RemoteReferences("linked", servers=[url]) as files:
         found = list(files.each([f"{url}/{name}" for name in contents], safetensors_header))
         assert [item for item in found if isinstance(item, ZooError)] == []
         records = [item[0] for item in found if not isinstance(item, ZooError)]
@@ -559,7 +595,7 @@ def test_files_behind_nginx(
         assert read(files, spans) == [data[1000:9000] for data in contents.values()]
         lines = (tmp_path / "access").read_text().splitlines()
         assert len(lines) == 128 and all('" 206 ' in line for line in lines)
-        stranger = ReferencedFiles("a stranger's", retry_policy=quick)
+        stranger = RemoteReferences("a stranger's", retry_policy=quick)
         stranger.add(records)
         with pytest.raises(RemoteError, match="expected a public address, got 127"):
             read(stranger, [Span(records[0].address, 0, 10, b"")])

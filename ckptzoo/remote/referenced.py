@@ -50,8 +50,8 @@ HEAD_BYTES = 64 * 1024
 """The bytes of a first request: the header of nearly every safetensors file is shorter (as huggingface_hub assumes)."""
 MAX_HEADER = 32 * 2**20
 """Bytes of a safetensors header, as ``ckptzoo.hub.untrusted.Limits`` has it."""
-MAX_READ = 512 * 2**20
-"""Bytes that may be read of one file in search of what is where in it: a pickle of 256 MiB, a directory, and room."""
+MAX_READ = 64 * 2**20
+"""Bytes that may be read of one file in search of what is where in it; 32 files are in memory at a time."""
 MAX_WINDOW = 8 * 2**20
 """Bytes of one request of a ``RangeFile``, whose requests double while the file is read in order."""
 MAX_SPAN = 2**34

@@ -113,7 +113,13 @@ def test_ranges_are_those_of_the_files_and_are_asked_for_once(
                 wanted = [span for url, data in urls.items() for span in random_spans(url, data, rng, 3)]
                 rng.shuffle(wanted)
                 right = [urls[span.name][span.start : span.stop] for span in wanted]
+                linked = len(served.seen)
                 assert read(files, wanted) == right
+                condition = {"strong": "If-Match", "weak": None, "date": "If-Unmodified-Since"}[validator]
+                for seen in served.seen[linked:]:
+                    conditions = {name for name in seen.headers if name.startswith("If-") and name != "If-Range"}
+                    assert conditions == ({condition} if condition else set())
+                    assert ("If-Range" in seen.headers) == (validator == "strong")
                 assert [bytes(block) for block in files.in_order(wanted)] == right
                 asked = len(served.seen)
             again = RemoteReferences("another zoo", servers=[served.url], retry_policy=quick)
@@ -422,8 +428,14 @@ class Hub(HubHandler):
 
     gated = False
     lies: str | None = None
+    kind = "datasets"
 
     def answer(self, path: str) -> None:
+        if self.kind == "models":  # whose pages have no prefix
+            if "datasets" in self.path:
+                return super().plain(404, b"{}", X_Error_Code="RepoNotFound")
+            before, after = ("/api/models/", "/api/datasets/") if "/api/" in path else ("/", "/datasets/")
+            self.path, path = (text.replace(before, after, 1) for text in (self.path, path))
         if self.gated and self.headers.get("Authorization") != f"Bearer {self.token}":
             return self.plain(
                 403, b"{}", X_Error_Code="GatedRepo", X_Error_Message="Access to this model is restricted"
@@ -452,14 +464,15 @@ def from_hub(both: tuple[Served, Served], quick: RetryPolicy, **options: Any) ->
     return RemoteReferences("linked", servers=[other.url], endpoint=front.url, retry_policy=quick, **options)
 
 
-def test_files_of_a_commit(quick: RetryPolicy) -> None:
-    with hub(FILES) as both, from_hub(both, quick) as files:
-        found = files.repository(HubAddress("org/zoo"))
-        assert {file.address: file.size for file in found} == {
-            f"hf://datasets/org/zoo@{COMMIT}/{name}": len(data) for name, data in FILES.items()
-        }
-        inside = files.repository(HubAddress("org/zoo", folder="a"))
-        assert [file.address for file in inside] == [f"hf://datasets/org/zoo@{COMMIT}/a/model x.safetensors"]
+@pytest.mark.parametrize("kind", ["datasets", "models"])
+def test_files_of_a_commit(kind: str, quick: RetryPolicy) -> None:
+    with hub(FILES, kind=kind) as both, from_hub(both, quick) as files:
+        found = files.repository(HubAddress("org/zoo", kind=kind))
+        page = f"hf://{'datasets/' if kind == 'datasets' else ''}org/zoo@{COMMIT}"
+        sizes = {f"{page}/{name}": len(data) for name, data in FILES.items()}
+        assert {file.address: file.size for file in found} == sizes
+        inside = files.repository(HubAddress("org/zoo", folder="a", kind=kind))
+        assert [file.address for file in inside] == [f"{page}/a/model x.safetensors"]
         both[0].seen.clear()
         files.add(found)
         by_name = {file.address.partition(f"{COMMIT}/")[2]: file for file in found}

@@ -8,6 +8,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from ckptzoo.environment import s3_endpoint
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.text import printable
 
 # names as huggingface_hub.utils.validate_repo_id allows them: 96 characters, no "--" or "..", none of "-." at the ends
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[-.](?![-.])){0,95}"
@@ -146,6 +147,8 @@ def file_address(text: str) -> HubAddress | WebAddress:
     >>> str(file_address("s3://bucket/a b.npy")), file_address("https://host/x.npy").url
     ('https://bucket.s3.amazonaws.com/a%20b.npy', 'https://host/x.npy')
     """
+    if not text.isprintable():
+        raise _no_file(printable(text), "printable characters", "others")
     matched = _SCHEME.match(text)
     scheme = matched[0].lower() if matched and "::" not in text.partition("/")[0] else ""
     rest = text[len(scheme) + len("://") :]
@@ -164,6 +167,8 @@ def file_address(text: str) -> HubAddress | WebAddress:
 
 
 def _hub_file(text: str, path: str) -> HubAddress:
+    if not path.isprintable():
+        raise _no_file(text, "printable characters", "others")
     if path.startswith("buckets/"):
         step = "Copy the file to a repository, which has commits, or pull it to this machine."
         raise ZooError(Problem(text, "address of a file", "one whose content is fixed by a commit", "a bucket", step))
@@ -186,9 +191,11 @@ def _web_file(text: str) -> str:
     except ValueError:
         raise _no_file(text.partition("?")[0].rpartition("@")[2], "https://host/path/file", "another") from None
     public = urlunsplit((parts.scheme.lower(), parts.netloc.rpartition("@")[2].lower(), parts.path, "", ""))
-    secrets = [name for name, _ in parse_qsl(parts.query, keep_blank_values=True) if name not in _QUERY]
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    # a name without a value may be the secret itself
+    secrets = [repr(name) if value else "a query" for name, value in query if name not in _QUERY]
     if "@" in parts.netloc or secrets or parts.fragment:
-        got = "a user or a password" if "@" in parts.netloc else f"{secrets[0]!r}" if secrets else "a part behind #"
+        got = "a user or a password" if "@" in parts.netloc else secrets[0] if secrets else "a part behind #"
         step = "Give an address that anyone may read for as long as the zoo is used."
         raise ZooError(Problem(public, "address of a file", "no password, signature or token", got, step))
     if not parts.hostname or not _PRINTABLE.fullmatch(text) or not parts.path or parts.path.endswith("/"):

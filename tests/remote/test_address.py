@@ -214,5 +214,6 @@ def test_addresses_that_no_reference_has(text: str) -> None:
     with pytest.raises(ZooError) as raised:
         file_address(text)
     message = str(raised.value)
-    assert SECRET not in message or f"'{SECRET}'" in message  # a part of a query without a value is its own name
+    assert message.isprintable()
+    assert SECRET not in message
     assert "expected" in message and message.rstrip().endswith(".")

@@ -11,6 +11,7 @@ import http.client
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -54,8 +55,6 @@ def nginx(folder: Path, root: Path) -> Iterator[int]:
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
         raise SystemExit("nginx: expected a program of this name, got none. Install nginx.")
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     kinds = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")

@@ -66,7 +66,7 @@ _NO_RANGES = "Download the file, and link the copy."
 
 
 class RecordedFile(NamedTuple):
-    """What a zoo records of a file on another machine.
+    """A file on another machine, as a zoo records it.
 
     ``address`` is one that ``file_address`` takes; ``validator`` is the ETag of a web server, or its Last-Modified
     where there is none, as the server wrote it; it is empty for files of hubs, which their commit and ``digest``

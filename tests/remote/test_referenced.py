@@ -209,6 +209,26 @@ def test_a_file_that_changed_is_an_error_that_names_it(validator: str, quick: Re
                 files.open(file)
 
 
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_file_that_changes_while_it_is_read_is_an_error(heeds: bool, quick: RetryPolicy) -> None:
+    """The transfer breaks off, and where it is resumed there is another file: no mixture is handed out."""
+
+    class Replaced(Tagged):
+        def file(self, data: bytes, fault: Fault | None, **headers: str) -> None:
+            super().file(data, fault, **headers)
+            if fault is not None:
+                self.served.files["/x"] = network(8)
+
+    with running(Served({"/x": network(7)}), Replaced, heeds=heeds) as served, opened(served, quick) as files:
+        (file,) = recorded(files, f"{served.url}/x")
+        served.faults.append(Fault("reset", 1))
+        handed = list[int]()
+        with pytest.raises(IntegrityError, match="/x: ETag: expected"):
+            for place, _ in files.as_ready([Span(file.address, 100, 40_000, b"")]):
+                handed.append(place)
+        assert handed == [] and len(served.seen) == 3
+
+
 def test_an_etag_of_each_answer_is_no_etag(quick: RetryPolicy) -> None:
     """As behind machines that each make an ETag of their own."""
 

@@ -3,6 +3,7 @@
 import ipaddress
 import os
 import random
+import select
 import shutil
 import socket
 import subprocess
@@ -179,13 +180,26 @@ def test_a_user_names_one_origin(certificate: Path, monkeypatch: pytest.MonkeyPa
 
 
 class Tunnel(Redirecting):
-    """A proxy that notes where it was asked to tunnel to, and refuses."""
+    """A proxy that notes where it was asked to tunnel to, and refuses, or does so."""
+
+    refuses = True
 
     def do_CONNECT(self) -> None:
         self.do_GET()
 
     def answer(self, path: str) -> None:
-        self.plain(403, b"no")
+        if self.refuses:
+            return self.plain(403, b"no")
+        host, _, port = self.path.rpartition(":")
+        with socket.create_connection((host, int(port)), 5) as there:
+            self.plain(200, b"")
+            ends = {self.connection: there, there: self.connection}
+            ended = False
+            while not ended:
+                for one in select.select(list(ends), [], [], 5)[0]:
+                    piece = one.recv(2**16)
+                    ends[one].sendall(piece)
+                    ended = ended or not piece
 
 
 def test_a_proxy_gets_the_address_that_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +236,7 @@ from pathlib import Path
 from ckptzoo.errors import RemoteError
 from ckptzoo.remote.http import Connections
 from ckptzoo.remote.servers import AllowedServers
-from tests.remote.test_servers import ask, resolving
+from tests.remote.test_servers import Tunnel, ask, resolving
 from tests.support import serving
 
 certificate = Path(sys.argv[1])
@@ -258,7 +272,13 @@ with contextlib.ExitStack() as stack:
             assert reason in str(error), error
         else:
             raise AssertionError(name)
-    assert (len(public.seen), len(private.seen), len(own.seen)) == (2, 0, 0)
+    # a proxy connects to the address that was checked, whatever it would find for the name
+    names["public.example"] = [["8.8.8.8"], ["127.0.0.1"]]
+    proxy = stack.enter_context(serving.running(serving.Served({}), Tunnel, refuses=False))
+    os.environ["https_proxy"] = proxy.url
+    assert ask(Connections(2.0, AllowedServers()), "https://public.example:4430/file") == b"public"
+    assert [seen.path for seen in proxy.seen] == ["8.8.8.8:4430"]
+    assert (len(public.seen), len(private.seen), len(own.seen)) == (3, 0, 0)
 print("all as it should be")
 """
 

@@ -101,7 +101,10 @@ class HubStore:
                 exchange = http.get(
                     self._connections, url, location=location, cancel=cancel, headers=sent, authorize=authorize
                 )
-                return open_until_read.enter_context(exchange)
+                answer = open_until_read.enter_context(exchange)
+                for stated in (*answer.redirects, answer.headers):
+                    self._check_stated(stated, name, location)
+                return answer
 
             answer = None
             # one thread resolves a file, the others wait for its signed address. A lock that another thread held
@@ -109,8 +112,6 @@ class HubStore:
             with self._locks.setdefault((os.getpid(), name), threading.Lock()):
                 if (signed := self._unexpired(name)) is None:
                     answer = request(page)
-                    for headers in (*answer.redirects, answer.headers):
-                        self._check_stated(headers, name, location)
                     if answer.status in (200, 206):
                         self._signed[name] = answer.url
             if answer is None:

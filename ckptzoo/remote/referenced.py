@@ -62,6 +62,7 @@ _MAX_VALIDATOR = 1024
 """Characters of an ETag that is recorded."""
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{64}|git:[0-9a-f]{40}(?:[0-9a-f]{24})?)?")
 _CHANGED = "It is another file than was linked: restore it, or link what is there now into a new zoo."
+_COPY = "Copy the file with ckptzoo import instead."
 _NO_RANGES = "Download the file, and link the copy."
 
 
@@ -204,8 +205,8 @@ def safetensors_header(file: RecordedFile, stream: IO[bytes]) -> bytes:
     """
     length = header_length(stream.read(8), file_size=file.size, location=file.address)
     if length > MAX_HEADER:
-        got, step = f"{length} bytes", "Copy the file with ckptzoo import instead."
-        raise IntegrityError(Problem(file.address, "header length", f"at most {MAX_HEADER} bytes", got, step))
+        got = f"{length} bytes"
+        raise IntegrityError(Problem(file.address, "header length", f"at most {MAX_HEADER} bytes", got, _COPY))
     return stream.read(length)
 
 
@@ -270,11 +271,8 @@ class RangeFile(io.RawIOBase):
         stop = stop if is_whole else min(size, max(stop, start + self._next))
         self._left -= stop - start
         if self._left < 0:
-            expected, step = (
-                f"at most {MAX_READ} bytes before the weights",
-                "Copy the file with ckptzoo import instead.",
-            )
-            raise IntegrityError(Problem(self.recorded.address, "file", expected, "more", step))
+            expected = f"at most {MAX_READ} bytes that say what is where"
+            raise IntegrityError(Problem(self.recorded.address, "file", expected, "more", _COPY))
         self._windows.append((start, self._files.span(self.recorded.address, start, stop)))
         return self._windows[-1]
 

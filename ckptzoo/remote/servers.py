@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
-from ckptzoo.errors import Problem, RemoteError
+from ckptzoo.errors import Problem, RemoteError, ZooError
 from ckptzoo.text import excerpt
 
 Origin = tuple[str, str, int]
@@ -59,11 +59,11 @@ class AllowedServers:
     """The servers that references may name: public ones by https, and those whose addresses the user gave.
 
     A server that the user names is one origin: scheme, host and port. Other ports of its host stay closed, because a
-    reference could name any service there.
+    reference could name any service there. Raises ZooError: one is no address of a server.
     """
 
     def __init__(self, named: Iterable[str] = ()) -> None:
-        self._named = frozenset(origin_of(url) for url in named)
+        self._named = frozenset(map(_named, named))
 
     def is_named(self, origin: Origin) -> bool:
         """Whether the user named a server."""
@@ -108,6 +108,14 @@ def connect(addresses: list[str], port: int, timeout: float, location: str, host
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connected
     raise failure
+
+
+def _named(url: str) -> Origin:
+    try:
+        return origin_of(url)
+    except ValueError:
+        expected, step = "http://host or https://host", "Correct the address."
+        raise ZooError(Problem(excerpt(url), "server", expected, "another address", step)) from None
 
 
 def _refused(location: str, host: str, expected: str, got: str) -> Problem:

@@ -468,6 +468,11 @@ class Hub(HubHandler):
             headers["X_Linked_Etag"] = f'"{self.lies or name}"'
         super().plain(status, data, **headers)
 
+    def file(self, data: bytes, fault: Fault | None, **headers: str) -> None:
+        if fault is not None and fault.kind == "moved":
+            headers["X_Repo_Commit"] = "0" * 40
+        super().file(data, fault, **headers)
+
 
 @contextlib.contextmanager
 def hub(files: dict[str, bytes], **kinds: Any) -> Iterator[tuple[Served, Served]]:
@@ -576,6 +581,17 @@ def test_a_hub_that_has_another_file_behind_a_commit(quick: RetryPolicy) -> None
         large = next(file for file in found if file.address.endswith("b.safetensors"))
         with pytest.raises(RemoteError, match=f"digest: expected {large.digest}, got sha256:0000"):
             read(files, [Span(large.address, 0, 5, b"")])
+
+
+def test_a_hub_that_answers_with_another_commit(quick: RetryPolicy) -> None:
+    """Also where the file was read before, and whatever of it was asked for then."""
+    with hub(FILES) as both, from_hub(both, quick) as files:
+        small = next(file for file in files.repository(HubAddress("org/zoo")) if file.address.endswith("small.bin"))
+        files.add([small])
+        assert read(files, [Span(small.address, 0, 3, b"")]) == [b"sma"]
+        both[0].faults.append(Fault("moved", 10**9))
+        with pytest.raises(RemoteError, match=f"commit: expected {COMMIT}, got 0000"):
+            read(files, [Span(small.address, 3, 5, b"")])
 
 
 # a real server

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckptzoo.errors import RemoteError
+from ckptzoo.errors import RemoteError, ZooError
 from ckptzoo.remote import http
 from ckptzoo.remote.http import Connections
 from ckptzoo.remote.servers import AllowedServers, special
@@ -177,6 +177,14 @@ def test_a_user_names_one_origin(certificate: Path, monkeypatch: pytest.MonkeyPa
         assert ask(both, f"{named.url}/to/{encrypted.url}/to//file") == b"mine"
         with pytest.raises(RemoteError, match="a redirect to https"):
             ask(both, f"{encrypted.url}/to/{named.url}/file")
+
+
+@pytest.mark.parametrize(
+    "server", ["", "host", "127.0.0.1:80", "ftp://host", "https://", "http://host:99999", "https://[::1"]
+)
+def test_what_names_no_server(server: str) -> None:
+    with pytest.raises(ZooError, match=r"server: expected http://host or https://host"):
+        AllowedServers(["https://host", server])
 
 
 class Tunnel(Redirecting):

@@ -28,7 +28,8 @@ from safetensors.numpy import save_file
 
 from benchmarks.remote_relay import Link, Relay
 from ckptzoo.errors import ZooError
-from ckptzoo.remote.referenced import WORKERS, RemoteReferences, safetensors_header
+from ckptzoo.remote.headers import safetensors_header
+from ckptzoo.remote.referenced import WORKERS, RemoteReferences
 from ckptzoo.schema.layout import Span
 
 ROOT = Path(__file__).resolve().parent.parent

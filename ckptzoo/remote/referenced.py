@@ -4,7 +4,7 @@ To link files, of which each costs one request of 64 KiB, 32 at a time, and to r
 cache::
 
     with RemoteReferences("zoos/linked", servers=["http://127.0.0.1:8000"]) as files:
-        found = [item for item in files.each(addresses, safetensors_header) if not isinstance(item, ZooError)]
+        found = [item for item in files.each(addresses, headers.safetensors_header) if not isinstance(item, ZooError)]
 
     with RemoteReferences("zoos/linked", servers=["http://127.0.0.1:8000"]) as files:
         files.add(recorded for recorded, header in found)
@@ -29,7 +29,6 @@ from typing import IO, Any, NamedTuple, Self, TypeVar, cast
 
 from ckptzoo.environment import PUBLIC_HUB, cache_limit, cache_root, hub_endpoint, is_offline, s3_endpoint
 from ckptzoo.errors import IntegrityError, Problem, RemoteError, ZooError
-from ckptzoo.format.header import header_length
 from ckptzoo.remote import http
 from ckptzoo.remote.address import HubAddress, WebAddress, file_address
 from ckptzoo.remote.cache import Cache
@@ -48,8 +47,6 @@ WORKERS = 32
 """Requests at a time: those of one layer go to as many files, of which each answers one."""
 HEAD_BYTES = 64 * 1024
 """The bytes of a first request: the header of nearly every safetensors file is shorter (as huggingface_hub assumes)."""
-MAX_HEADER = 32 * 2**20
-"""Bytes of a safetensors header, as ``ckptzoo.hub.untrusted.Limits`` has it."""
 MAX_READ = 64 * 2**20
 """Bytes that may be read of one file in search of what is where in it; 32 files are in memory at a time."""
 MAX_WINDOW = 8 * 2**20
@@ -62,7 +59,7 @@ _MAX_VALIDATOR = 1024
 """Characters of an ETag that is recorded."""
 _DIGEST = re.compile(r"(sha256:[0-9a-f]{64}|git:[0-9a-f]{40}(?:[0-9a-f]{24})?)?")
 _CHANGED = "It is another file than was linked: restore it, or link what is there now into a new zoo."
-_COPY = "Copy the file with ckptzoo import instead."
+COPY = "Copy the file with ckptzoo import instead."
 _NO_RANGES = "Download the file, and link the copy."
 
 
@@ -197,19 +194,6 @@ class RemoteReferences(Remote):
         return super()._missing_places(wanted)
 
 
-def safetensors_header(file: RecordedFile, stream: IO[bytes]) -> bytes:
-    """Return the header of a safetensors file, without the eight bytes of its length, for ``RemoteReferences.each``.
-
-    One request, or two for headers of more than ``HEAD_BYTES``. Raises IntegrityError: it is longer than the limit or
-    the file.
-    """
-    length = header_length(stream.read(8), file_size=file.size, location=file.address)
-    if length > MAX_HEADER:
-        got = f"{length} bytes"
-        raise IntegrityError(Problem(file.address, "header length", f"at most {MAX_HEADER} bytes", got, _COPY))
-    return stream.read(length)
-
-
 class RangeFile(io.RawIOBase):
     """A file on another machine, to read here and there in it, as ``zipfile`` does.
 
@@ -272,7 +256,7 @@ class RangeFile(io.RawIOBase):
         self._left -= stop - start
         if self._left < 0:
             expected = f"at most {MAX_READ} bytes that say what is where"
-            raise IntegrityError(Problem(self.recorded.address, "file", expected, "more", _COPY))
+            raise IntegrityError(Problem(self.recorded.address, "file", expected, "more", COPY))
         self._windows.append((start, self._files.span(self.recorded.address, start, stop)))
         return self._windows[-1]
 

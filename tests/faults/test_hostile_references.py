@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import save
 
 from ckptzoo.errors import ZooError
-from ckptzoo.remote.referenced import RecordedFile, RemoteReferences, safetensors_header
+from ckptzoo.remote.headers import safetensors_header
+from ckptzoo.remote.referenced import RecordedFile, RemoteReferences
 from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.schema.layout import Span
 from tests.faults.counts import COUNTS

@@ -24,7 +24,8 @@ from safetensors.numpy import save
 from ckptzoo.errors import AbsentError, IntegrityError, OfflineError, RemoteError, ZooError
 from ckptzoo.remote.address import HubAddress
 from ckptzoo.remote.cache import blobs_of, cached_zoos
-from ckptzoo.remote.referenced import HEAD_BYTES, RangeFile, RecordedFile, RemoteReferences, safetensors_header
+from ckptzoo.remote.headers import safetensors_header
+from ckptzoo.remote.referenced import HEAD_BYTES, RangeFile, RecordedFile, RemoteReferences
 from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.schema.layout import Span
 from tests.support.effort import examples

@@ -1,4 +1,4 @@
-"""What is where in a file on another machine, by one or two requests: functions for ``RemoteReferences.each``."""
+"""Headers and directories of files on other machines, by one or two requests: for ``RemoteReferences.each``."""
 
 import zipfile
 from collections.abc import Mapping

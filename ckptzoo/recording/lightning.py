@@ -34,9 +34,10 @@ class RecordCallback(pl.Callback):
 
     Examples
     --------
-    >>> from lightning.pytorch import Trainer  # doctest: +SKIP
-    >>> callback = RecordCallback("zoos/mine", network="model", seed=0)  # doctest: +SKIP
-    >>> Trainer(callbacks=[callback]).fit(module)  # doctest: +SKIP
+    >>> from lightning.pytorch import Trainer
+    >>> from ckptzoo.recording.lightning import RecordCallback
+    >>> callback = RecordCallback("zoos/mine", network="model", seed=0, columns={"val_acc": "test_accuracy"})
+    >>> trainer = Trainer(callbacks=[callback], accelerator="cpu", logger=False, enable_progress_bar=False)
     """
 
     def __init__(

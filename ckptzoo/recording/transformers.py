@@ -31,9 +31,12 @@ class RecordCallback(TrainerCallback):
 
     Examples
     --------
-    >>> from transformers import Trainer  # doctest: +SKIP
-    >>> callback = RecordCallback("zoos/mine", member="seed-0")  # doctest: +SKIP
-    >>> Trainer(model, arguments, train_dataset=data, callbacks=[callback]).train()  # doctest: +SKIP
+    >>> from ckptzoo.recording.transformers import RecordCallback
+    >>> import torch
+    >>> from transformers import Trainer, TrainingArguments
+    >>> callback = RecordCallback("zoos/mine", member="seed-0")
+    >>> arguments = TrainingArguments("trainer", report_to=[], use_cpu=True)
+    >>> trainer = Trainer(torch.nn.Linear(2, 2), arguments, callbacks=[callback])
     """
 
     def __init__(

@@ -145,24 +145,25 @@ def gather(
     """Make parts of what training loops recorded by ckptzoo.record.
 
     Runs that still record go on; what they save later is gathered by a later call. Files that are damaged, or not of
-    this zoo, stay and are named, with exit code 1; the others are added. With --contribute the checkpoints then go to a
-    zoo on a hub, as by ckptzoo contribute; those that it has already are left out.
+    this zoo, stay and are named, with exit code 1; the others are added. With --contribute the new parts go to a zoo
+    on a hub, in one pull request, as by ckptzoo contribute; where there are none, all parts go.
     """
-    from ckptzoo import recording
+    from ckptzoo.recording.gathering import gather as made_parts
+    from ckptzoo.recording.gathering import parts_alone
 
     if (to is None) != (card is None):
         raise typer.BadParameter("expected --contribute and --card together: the card says who brings the checkpoints.")
     root = folder(zoo)
     with bar("gathering") as progress:
-        gathered = recording.gather(root, progress=progress)
+        gathered = made_parts(root, progress=progress)
     proposed = None
     if to is not None and not gathered.problems:
         from ckptzoo.hub.client.quiet import quietly
         from ckptzoo.hub.contributions.contribute import contribute
 
         assert card is not None
-        with quietly(), progress_bars() as stages:
-            proposed = contribute([root], to=to, card=card, progress=stages)
+        with quietly(), progress_bars() as stages, parts_alone(root, gathered.parts) as brought:
+            proposed = contribute([brought], to=to, card=card, progress=stages)
     if as_json:
         emit({**gathered.to_json(), **({} if proposed is None else {"contribution": proposed.to_json()})})
     else:

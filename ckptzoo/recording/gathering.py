@@ -1,7 +1,10 @@
 """Gathering: recorded checkpoints become parts of their zoo."""
 
 import contextlib
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ from ckptzoo.recording.units import (
 )
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.card import CARD_TOML
 from ckptzoo.schema.documents import JsonFields, unseal
 from ckptzoo.text import Progress, counted, counter, excerpt
 
@@ -128,6 +132,27 @@ def gather(path: str | Path, *, progress: Progress | None = None) -> Gathered:
         with contextlib.suppress(OSError):
             empty.rmdir()
     return Gathered(str(path), tuple(parts), job.added, len(job.members), job.there, tuple(job.problems))
+
+
+@contextmanager
+def parts_alone(root: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """Yield a zoo of some parts of another, in a temporary folder; without parts the zoo itself."""
+    if not parts:
+        yield root
+        return
+    with tempfile.TemporaryDirectory(prefix="ckptzoo-parts-") as scratch:
+        zoo = Path(scratch) / root.name
+        zoo.mkdir()
+        for name in (*layout.DOCUMENTS, CARD_TOML):
+            if (root / name).is_file():
+                shutil.copyfile(root / name, zoo / name)
+        for part in parts:
+            folder = zoo / layout.PARTS / part
+            folder.mkdir(parents=True)
+            for path in (root / layout.PARTS / part).iterdir():
+                # a link to a file is read as the file; copies of large shards would fill the disk of temporary files
+                (folder / path.name).symlink_to(path)
+        yield zoo
 
 
 class _Gathering:

@@ -105,14 +105,20 @@ class Linear(Matrix):
         return resolve_equal(written, read, basis.values, precision)
 
     def white(self, group: Group, arrays: Arrays, symmetry: Symmetry) -> tuple[np.ndarray, np.ndarray]:
-        """Return symmetric matrices, where weights or else biases reach; directions that nothing reaches become 0."""
+        """Return symmetric matrices, where weights or else biases reach; directions that nothing reaches become 0.
+
+        Biases count where the weights have fewer columns than the block has channels, or they reach further.
+        """
         precision = precision_of(arrays, group, symmetry)
         written = joined_rows(arrays, group, symmetry, inverted=False)
         left, right, rank = _white(written, precision)
-        short = (rank < written.shape[-2]).any(axis=1)
-        if short.any():
-            wide = joined_rows(arrays, group, symmetry, inverted=False, biases=True)[short]
-            left[short], right[short], _ = _white(wide, precision)
+        k, m = written.shape[-2:]
+        short = np.flatnonzero((rank < k).any(axis=1))
+        if len(short):
+            *wide, reached = _white(joined_rows(arrays, group, symmetry, inverted=False, biases=True)[short], precision)
+            # a canonical form has rows of zeros where readers reach less than the block: biases do not fill them
+            taken = (reached > rank[short]).any(axis=1) | (m < k)
+            left[short[taken]], right[short[taken]] = (side[taken] for side in wide)
         return left, right
 
     def turnings(self, group: Group) -> Sequence[Turning]:

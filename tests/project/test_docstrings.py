@@ -27,7 +27,7 @@ PUBLIC = [getattr(ckptzoo, name) for name in ckptzoo.__all__ if name != "__versi
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-def objects(module: griffe.Object | griffe.Alias) -> Iterator[griffe.Object]:
+def objects(module: griffe.Object) -> Iterator[griffe.Object]:
     """Everything that is defined in a module, and what that defines."""
     yield module
     for member in module.members.values():
@@ -121,7 +121,7 @@ def test_tools_read_what_readers_do(caplog: pytest.LogCaptureFixture) -> None:
             )
             for name in PACKAGES
         }
-        read = [found for module in packages.values() for found in objects(module)]
+        read = [found for module in packages.values() if isinstance(module, griffe.Module) for found in objects(module)]
         assert [problem for found in read for problem in problems(found)] == []
     assert caplog.messages == []
 

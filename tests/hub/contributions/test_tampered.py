@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -92,7 +93,7 @@ def test_rows_that_lie(tamper: Tamper) -> None:
     # what a builder of the owner may want to add later
     builders = "digits-optunet-271137fb-000007"
     texts = ("[" * 5000, '{"a": NaN}', '{"a": "\\ud800"}', '{"a": ' + "9" * 401 + "}", '{"settings": [1e400]}')
-    lies: list[tuple[dict[str, object], tuple[str, ...]]] = [
+    lies: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"test_accuracy": 0.99, "extra": extra}, ("accuracy", f"0.9900, measured {true:.4f}")),
         ({"claimed_test_accuracy": 0.99, "extra": extra}, ("accuracy", "claimed")),
         ({"finite": False}, ("finiteness", "the row says not finite, the weights are finite")),

@@ -234,7 +234,7 @@ def test_parts_have_a_limit(tmp_path: Path, whole: ckptzoo.Zoo, monkeypatch: pyt
     planned(path)
     work(path, console=QUIET)
     monkeypatch.setattr(
-        builders.shared, "MAX_PART_BYTES", 4 * 2 * TOY.arch.nbytes
+        ckptzoo.recording.merging, "MAX_PART_BYTES", 4 * 2 * TOY.arch.nbytes
     )  # two units of two members, two steps
     assert len(merge(path).parts) == 3
     assert_same(path, whole)
@@ -367,9 +367,9 @@ def test_a_merge_publishes_part_by_part(tmp_path: Path, whole: ckptzoo.Zoo) -> N
     work(path, share=(0, 3), console=QUIET)
     code = """
 import os, sys
-import builders.shared
+import ckptzoo.recording.merging as merging
 from builders.__main__ import run
-builders.shared.MAX_PART_BYTES = 1
+merging.MAX_PART_BYTES = 1
 for token in sys.stdin:
     os.environ["HF_TOKEN"] = token.strip()
     print("ended with", run(sys.argv[1:]), flush=True)

@@ -296,7 +296,7 @@ def _fitting(where: str, A: NDArray[np.float64], B: NDArray[np.float64]) -> None
 
 def _rank(A: NDArray[np.float64], precision: float) -> NDArray[np.int64]:
     """Return the ranks (...) of matrices (..., m, n)."""
-    return are_kept(np.linalg.svd(A, compute_uv=False), precision).sum(axis=-1)
+    return are_kept(np.asarray(np.linalg.svd(A, compute_uv=False), np.float64), precision).sum(axis=-1)
 
 
 def _white(

@@ -14,7 +14,8 @@ SMALL ?= .venv-quickstart
 $(READY): pyproject.toml constraints.txt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) from constraints.txt"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+# not compiled: most of the 25,000 modules are never imported, and pip compiles them one after the other
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
 ifneq ($(SMALL),$(VENV))

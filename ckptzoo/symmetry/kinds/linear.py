@@ -37,7 +37,7 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.kinds.equal_values import COARSEST, diagonalising, equal_below, margins, runs
-from ckptzoo.symmetry.kinds.kind import Shared, Side, half_log, refused
+from ckptzoo.symmetry.kinds.kind import Shared, Side, Turning, half_log, refused
 from ckptzoo.symmetry.kinds.matrix import Basis, Matrix, checked, matrix_shape, random_orthogonal
 from ckptzoo.symmetry.kinds.orthogonal import greatest_products, procrustes
 from ckptzoo.symmetry.matrix_action import Arrays, joined_rows, precision_of
@@ -56,7 +56,7 @@ class Linear(Matrix):
     """Invertible matrices (K, blocks, k, k)."""
 
     among, signs = "nonzero", "sign"
-    balances = whitens = True
+    balances = whitens = stays_open = True
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
         """Draw ``U diag(exp(spread * N(0, 1))) V`` with uniform orthogonal U and V."""
@@ -125,6 +125,15 @@ class Linear(Matrix):
                 short, wide = short[more], wide[more]
             left[short], right[short], _ = _white(wide, precision)
         return left, right
+
+    def turnings(self, group: Group) -> Sequence[Turning]:
+        """Return the features of both sides: what is written is read with those from what is read."""
+        blocks, size, _ = matrix_shape(group)
+        return tuple(Turning(key, blocks, size) for key in self.keys(group, True))
+
+    def keys(self, group: Group, inverted: bool) -> tuple[str, str]:
+        written, read = f"{group.id}+", f"{group.id}-"
+        return (written, read) if inverted else (read, written)
 
     def imbalance(self, written: Side, read: Side) -> tuple[np.ndarray, np.ndarray]:
         """Return the nuclear norms of the differences of Gram matrices (K,), as shares of all masses too."""
@@ -287,7 +296,7 @@ def _fitting(where: str, A: NDArray[np.float64], B: NDArray[np.float64]) -> None
 
 def _rank(A: NDArray[np.float64], precision: float) -> NDArray[np.int64]:
     """Return the ranks (...) of matrices (..., m, n)."""
-    return are_kept(np.linalg.svd(A, compute_uv=False), precision).sum(axis=-1)
+    return are_kept(np.asarray(np.linalg.svd(A, compute_uv=False), np.float64), precision).sum(axis=-1)
 
 
 def _white(

@@ -33,6 +33,7 @@ from ckptzoo.symmetry import GroupElement, align, apply, barycentre
 from ckptzoo.symmetry.arrays import by_channel, positions
 
 ROOT = Path(__file__).resolve().parent.parent
+_BARYCENTRE = "barycentre of "
 Weights = dict[str, np.ndarray]
 Contender = Callable[[Weights, Weights], Weights]
 
@@ -248,7 +249,7 @@ def mean_of_many(count: int, repeats: int) -> list[dict[str, Any]]:
     best = max(values.values())
     return [
         {
-            "task": f"barycentre of {name}",
+            "task": f"{_BARYCENTRE}{name}",
             "networks": count,
             "contender": key,
             "seconds": statistics.median(taken),
@@ -282,11 +283,16 @@ TASKS: dict[str, Task] = {
 def figures(rows: list[dict[str, Any]]) -> Iterator[Figure]:
     """Seconds, and the values that were reached."""
     for row in rows:
-        title = f"{row['networks']:,} {row['task']}" if row["networks"] > 1 else row["task"]
-        yield figure("alignment", title, row["contender"], row["all"], "s")
+        yield figure("alignment", _title(row), row["contender"], row["all"], "s")
     for row in rows:
-        title = f"{row['networks']:,} {row['task']}" if row["networks"] > 1 else row["task"]
-        yield figure("values", title, row["contender"], [row["value"]], "of the best")
+        yield figure("values", _title(row), row["contender"], [row["value"]], "of the best")
+
+
+def _title(row: dict[str, Any]) -> str:
+    many, task = f"{row['networks']:,} ", row["task"]
+    if task.startswith(_BARYCENTRE):
+        return f"{_BARYCENTRE}{many}{task.removeprefix(_BARYCENTRE)}"
+    return f"{many}{task}" if row["networks"] > 1 else task
 
 
 def main() -> None:

@@ -216,7 +216,7 @@ def figures(found: Sequence[Contender]) -> Iterator[Figure]:
     base, limit = fastest_plain(found), best[LIMIT]
     side_by_side = next((each for name, each in best.items() if name.startswith(f"{PLAIN}s,")), None)
     for contender in best.values():
-        row = f"{contender.name}, {contender.members} at once" if contender.members > 1 else contender.name
+        row = contender.name
         yield figure("engines", row, "steps a second", contender.rates, "steps")
         if contender is limit or contender.name.startswith(PLAIN):
             continue
@@ -225,6 +225,7 @@ def figures(found: Sequence[Contender]) -> Iterator[Figure]:
             compared = ratios(contender.rates, side_by_side.rates)
             yield figure("engines", row, f"over {side_by_side.name}", compared, "times")
         yield figure("engines", row, "of the limit", ratios(contender.rates, limit.rates), "share")
+        yield figure("engines", row, "members at once", [contender.members], "members")
 
 
 def show(

@@ -146,8 +146,8 @@ def main() -> None:
         least = {name: min(taken) for name, taken in seconds.items()}
         for name, taken in seconds.items():
             median, ratio = statistics.median(taken), least["builder"] / least[name]
-            figures = (f"{1e3 * median / gradients:.3f}", f"{1e3 * least[name] / gradients:.3f}", f"{ratio:.2f}")
-            table.add_row(f"{chains}", name, *figures)
+            cells = (f"{1e3 * median / gradients:.3f}", f"{1e3 * least[name] / gradients:.3f}", f"{ratio:.2f}")
+            table.add_row(f"{chains}", name, *cells)
             rows.append({"chains": chains, "contender": name, "gradient_seconds": median / gradients, "all": taken})
             title = f"{chains} chain{'s' * (chains > 1)}"
             figures.append(figure("gradient", title, name, [one / gradients for one in taken], "s"))

@@ -114,10 +114,11 @@ def shown(figure: dict[str, Any], spread: bool = True) -> str:
     if "text" in figure:
         return figure["text"]
     factor, unit = _unit(figure["median"], figure["unit"])
-    text = f"{number(figure['median'] / factor)}{f' {unit}' if unit else ''}"
+    numbers = ratio if figure["unit"] == "times" else number
+    text = f"{numbers(figure['median'] / factor)}{f' {unit}' if unit else ''}"
     if not spread or "low" not in figure:
         return text
-    return f"{text} ({number(figure['low'] / factor)} to {number(figure['high'] / factor)})"
+    return f"{text} ({numbers(figure['low'] / factor)} to {numbers(figure['high'] / factor)})"
 
 
 def _unit(value: float, unit: str) -> tuple[float, str]:
@@ -136,6 +137,11 @@ def number(value: float) -> str:
     rounded = round(value, digits)
     text = f"{rounded:,.{max(0, digits)}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def ratio(value: float) -> str:
+    """Two places behind the point, so that near 1 a difference shows; three digits of a large one."""
+    return f"{value:.2f}" if value < 10 else number(value)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Logits of members that differ are drawn into a file of float16 and read from there, as stored predictions are. Each
 contender runs in a process of its own, repeats are interleaved, medians are printed. ckptzoo computes all pairs; the
-loops those of the first members alone, from which their seconds are extrapolated by the number of pairs.
+others those of the first members alone, from which their seconds are extrapolated by the number of pairs.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.figures import Figure, figure, machine, turns, write
 from benchmarks.mmd_contenders import Watch
+from ckptzoo.measure import pairwise
 from ckptzoo.measure.pairwise import PairwiseInformation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +39,15 @@ def by_blocks(logits: np.ndarray) -> np.ndarray:
     for start in range(0, logits.shape[1], _INPUTS):
         pairs.add(logits[:, start : start + _INPUTS])
     return pairs.mutual_information
+
+
+def without_numba(logits: np.ndarray) -> np.ndarray:
+    """``PairwiseInformation`` in numpy alone."""
+    held, pairwise.COMPILED_MEMBERS = pairwise.COMPILED_MEMBERS, 2**31
+    try:
+        return by_blocks(logits)
+    finally:
+        pairwise.COMPILED_MEMBERS = held
 
 
 def torch_loop(logits: np.ndarray) -> np.ndarray:
@@ -69,6 +79,7 @@ def numpy_loop(logits: np.ndarray) -> np.ndarray:
 
 CONTENDERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "ckptzoo": by_blocks,
+    "ckptzoo without Numba": without_numba,
     "torch": torch_loop,
     "numpy float64": numpy_loop,
 }

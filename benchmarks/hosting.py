@@ -137,7 +137,9 @@ def fill(root: Path, zoos: int, blobs: int) -> str:
 def store(service: Service, name: str, files: dict[str, bytes]) -> None:
     """One repository with one commit; without flushing each blob to the disk, as a real commit does."""
     for data in files.values():
-        service.blobs.path(hashlib.sha256(data).hexdigest()).write_bytes(data)
+        path = service.blobs.path(hashlib.sha256(data).hexdigest())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
     with service.database.writing() as connection:
         repository = repositories.create(connection, "dataset", name, private=False, author="lab0")
         trees, history = Trees(connection, repository.id), History(connection, repository.id)

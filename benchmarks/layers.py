@@ -109,7 +109,7 @@ def run(chosen: argparse.Namespace, folder: Path, console: Console) -> None:
     layers_report.show_small(console, results)
     layers_report.show_targets(console, targets)
     kept = layers_report.content(results, samples, PEERS, targets)
-    figures.write(chosen.json, list(layers_report.figures(results, samples)), kept)
+    figures.write(chosen.json, list(layers_report.figures(results, samples, PEERS)), kept)
 
 
 def opening(chosen: argparse.Namespace, folder: Path, progress: Progress) -> Iterator[dict[str, Any]]:

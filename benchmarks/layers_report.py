@@ -13,6 +13,8 @@ from benchmarks.layers_open import summary
 from benchmarks.layers_targets import Target
 from benchmarks.peers.peer import Peer
 
+OURS = "ckptzoo"
+
 
 def show_machine(console: Console, facts: dict[str, Any]) -> None:
     """One line on the machine, one on the versions."""
@@ -83,18 +85,16 @@ def show_targets(console: Console, targets: Sequence[Target]) -> None:
     console.print(table)
 
 
-def figures(results: dict[str, Any], samples: Sequence[Samples]) -> Iterator[Figure]:
+def figures(results: dict[str, Any], samples: Sequence[Samples], peers: Sequence[Peer]) -> Iterator[Figure]:
     """Reads by every reader and their ratios, opening, importing, and memory of streams."""
     for found in samples:
-        for (cache, label), seconds in found.seconds.items():
-            yield figure("reads", f"{found.operation.title}, {cache}", label, seconds, "s")
-    for found in samples:
         for cache in ("warm", "cold"):
-            ours = found.seconds.get((cache, "ckptzoo"), [])
-            for label in ("np.memmap", "safetensors", "torch.load", "zarr", "HDF5"):
-                if ours and (theirs := found.seconds.get((cache, label))):
-                    compared = ratios(ours, theirs)
-                    yield figure("ratios", f"{found.operation.title}, {cache}", label, compared, "times")
+            ours, row = found.seconds[cache, OURS], f"{found.operation.title}, {cache}"
+            for label in (peer.label for peer in peers if (cache, peer.label) in found.seconds):
+                theirs = found.seconds[cache, label]
+                yield figure("reads", row, label, theirs, "s")
+                if label != OURS:
+                    yield figure("ratios", row, label, ratios(ours, theirs), "times")
     for found in results["opening"]:
         row = f"{found['checkpoints']:,} checkpoints, {found['parts']} part{'s' * (found['parts'] > 1)}"
         for name, column in (("warm", "warm"), ("cold", "cold"), ("warm_located", "warm, a tensor located")):

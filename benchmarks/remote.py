@@ -106,7 +106,7 @@ def run(chosen: argparse.Namespace, folder: Path, console: Console) -> None:
     layers_report.show_targets(console, targets)
     settings = {name: getattr(chosen, name) for name in ("checkpoints", "many", "rtt", "rate", "repeats")}
     kept = remote_report.content(facts, settings, alone, samples, EVERYONE, targets)
-    figures.write(chosen.json, list(remote_report.figures(samples)), kept)
+    figures.write(chosen.json, list(remote_report.figures(samples, EVERYONE)), kept)
 
 
 if __name__ == "__main__":

@@ -113,11 +113,12 @@ def targets(samples: Sequence[Samples], *, link: Link) -> Iterator[Target]:
                 yield Target(f"{what}: requests a shard", requests / operation.shards, 2, "")
 
 
-def figures(samples: Sequence[Samples]) -> Iterator[Figure]:
+def figures(samples: Sequence[Samples], contenders: Sequence[Contender]) -> Iterator[Figure]:
     """Seconds, bytes and requests of every contender, and ours over the plain transfer."""
     for found in samples:
         title = found.operation.title
-        for label, seconds in found.seconds.items():
+        for label in (contender.label for contender in contenders if contender.label in found.seconds):
+            seconds = found.seconds[label]
             yield figure("reads", title, label, seconds, "s")
             yield figure("received", title, label, [float(item.received) for item in found.counted[label]], "bytes")
             yield figure("requests", title, label, [float(item.requests) for item in found.counted[label]], "requests")

@@ -140,8 +140,8 @@ def number(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Two places behind the point, so that near 1 a difference shows; three digits of a large one."""
-    return f"{value:.2f}" if value < 10 else number(value)
+    """Two places behind the point, so that near 1 a difference shows; three digits of a large and of a small one."""
+    return f"{value:.2f}" if 0.1 <= value < 10 else number(value)
 
 
 if __name__ == "__main__":

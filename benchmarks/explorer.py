@@ -333,8 +333,8 @@ def main() -> None:
                     rows.append({**row, "runs": runs})
         if chosen.resnets:
             path = resnets(folder / "resnets", chosen.resnets)
-            figures = build(path, folder / "resnets.html", ["layer4.1.conv2"])
-            rows.append({"contender": "ckptzoo, one layer of ResNet-18", "members": chosen.resnets, **figures})
+            spent = build(path, folder / "resnets.html", ["layer4.1.conv2"])
+            rows.append({"contender": "ckptzoo, one layer of ResNet-18", "members": chosen.resnets, **spent})
     console, facts = Console(width=200), machine(ROOT)
     table = Table(title="Pages of zoos", box=SIMPLE_HEAD)
     names = [

@@ -252,6 +252,11 @@ def figures(found: dict[str, dict[int, dict[str, list[Spent]]]]) -> Iterator[Fig
                 yield figure(table, verb, f"{at:,} rows, reckoned", [reckoned(sizes, values, at)], unit)
 
 
+def keep(path: Path, found: dict[str, dict[int, dict[str, list[Spent]]]]) -> None:
+    """Write what is measured so far."""
+    write(path, list(figures(found)), {"machine": machine(ROOT), "found": found})
+
+
 def size(text: str) -> int:
     """A number of rows such as ``1e5``."""
     return int(float(text))
@@ -276,15 +281,17 @@ def main() -> None:
     scratch = chosen.folder or ROOT / "zoos"
     scratch.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[int, dict[str, list[Spent]]]] = {"rows": {}, "remote": {}, "parts": {}}
-    for rows in chosen.rows:
+    for rows in sorted(chosen.rows):
         with tempfile.TemporaryDirectory(prefix="bench-scale-", dir=scratch) as folder:
             found["rows"][rows] = told(f"{rows:,} rows", local(Path(folder), rows, chosen.repeats))
             if rows in chosen.remote:
                 found["remote"][rows] = told(f"{rows:,} rows over HTTP", remote(Path(folder)))
-    for parts in chosen.parts:
+        # the largest may take an hour: what is measured is kept where it does not end
+        keep(chosen.json, found)
+    for parts in sorted(chosen.parts):
         with tempfile.TemporaryDirectory(prefix="bench-scale-", dir=scratch) as folder:
             found["parts"][parts] = told(f"{parts:,} parts", of_parts(Path(folder), parts, chosen.repeats))
-    write(chosen.json, list(figures(found)), {"machine": machine(ROOT), "found": found})
+        keep(chosen.json, found)
 
 
 def told(title: str, steps: Iterator[tuple[str, list[Spent]]]) -> dict[str, list[Spent]]:

@@ -35,6 +35,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS_A_PART, BATCH, UNIT = 2**17, 4096, 64
 REACH = (10**7, 10**8)
 """Sizes that are reckoned where they are not measured."""
+FAR = 100
+"""Times the largest size that is measured: nothing beyond is reckoned."""
 SLOW_SECONDS = 20.0
 """A verb that takes longer runs once."""
 ZOO, SPLIT = "lab/scale", "main"
@@ -245,7 +247,7 @@ def figures(found: dict[str, dict[int, dict[str, list[Spent]]]]) -> Iterator[Fig
         for size in sizes:
             for verb, runs in found[kind][size].items():
                 yield figure(table, verb, f"{size:,} {of}", [run[key] for run in runs], unit)
-        beyond = [at for at in REACH if of == "rows" and len(sizes) > 1 and at > sizes[-1]]
+        beyond = [at for at in REACH if of == "rows" and len(sizes) > 1 and sizes[-1] < at <= FAR * sizes[-1]]
         for at in beyond:
             for verb in found[kind][sizes[-1]]:
                 values = [median(run[key] for run in found[kind][size][verb]) for size in sizes]

@@ -22,13 +22,14 @@ FIGURE = re.compile(
     r"(?P<head><!--= (?P<program>\w+): (?P<row>[^|\n]+) \| (?P<column>[^|\n]+) -->).*?(?P<tail><!--/-->)", re.DOTALL
 )
 LADDERS = {
-    "s": ((60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
-    "bytes": ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B")),
-    "share": ((0.01, "%"),),
-}
-"""Units that people read, with their size in the unit of the figures; the first that a value reaches is taken."""
-MINUTES = 600.0
-"""Seconds from which on minutes are shown."""
+    "s": (
+        (3 * 3600.0, 3600.0, "h"), (600.0, 60.0, "min"), (1.0, 1.0, "s"), (1e-3, 1e-3, "ms"), (1e-6, 1e-6, "us"),
+        (0.0, 1e-9, "ns"),
+    ),
+    "bytes": ((1e12, 1e12, "TB"), (1e9, 1e9, "GB"), (1e6, 1e6, "MB"), (1e3, 1e3, "kB"), (0.0, 1.0, "B")),
+    "share": ((0.0, 0.01, "%"),),
+}  # fmt: skip
+"""Units that people read: the value from which on each is taken, and its size, in the unit of the figures."""
 BUSY = 0.5
 """A machine whose load was higher before a program began had other work."""
 
@@ -122,11 +123,7 @@ def shown(figure: dict[str, Any], spread: bool = True) -> str:
 
 
 def _unit(value: float, unit: str) -> tuple[float, str]:
-    ladder = LADDERS.get(unit)
-    if ladder is None:
-        return 1.0, ""
-    steps = ladder[1:] if unit == "s" and value < MINUTES else ladder
-    return next((step for step in steps if abs(value) >= step[0]), steps[-1])
+    return next(((size, name) for least, size, name in LADDERS.get(unit, ()) if abs(value) >= least), (1.0, ""))
 
 
 def number(value: float) -> str:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import __main__ as driver
+from benchmarks import scale
 from benchmarks.figures import figure, ratios, turns, write
 from tests.support.effort import examples
 
@@ -90,6 +91,8 @@ def test_a_text_without_its_figure_is_refused_and_a_table_without_figures_says_s
         (99.96, "s", "100 s"),
         (1300.0, "s", "21.7 min"),
         (0.0, "s", "0 ns"),
+        (38_760.0, "s", "10.8 h"),
+        (1.5e12, "bytes", "1.5 TB"),
         (42_345, "steps", "42,300"),
         (0.675, "share", "67.5 %"),
         (1.003, "times", "1.00"),
@@ -192,14 +195,31 @@ def test_a_program_is_run_and_its_figures_are_kept(tmp_path: Path) -> None:
     assert not (tmp_path / "other.json").exists()
 
 
+def test_sizes_that_are_not_measured_are_on_the_line_through_the_two_largest() -> None:
+    def spent(number: float) -> list[scale.Spent]:
+        return [{"seconds": number, "processor": 1.0, "memory": 5.0, "requests": 2, "received": number}]
+
+    rows = {10**4: {"open": spent(100.0)}, 10**6: {"open": spent(2.0)}, 10**5: {"open": spent(1.1)}}
+    found = list(scale.figures({"rows": rows, "remote": {10**3: {"open": spent(1.0)}}, "parts": {}}))
+    cells = {(each["table"], each["column"]): each["median"] for each in found}
+    assert cells["seconds", "10,000,000 rows, reckoned"] == pytest.approx(11.0)
+    assert cells["seconds", "100,000,000 rows, reckoned"] == pytest.approx(101.0)
+    assert cells["memory", "100,000,000 rows, reckoned"] == 5.0  # what does not grow stays
+    assert ("requests", "1,000 rows") in cells and not any(
+        "reckoned" in column for table, column in cells if table == "requests"
+    )
+    assert scale.reckoned([10, 20], [3.0, 2.0], 100) == 2.0
+
+
 @pytest.mark.exhaustive
 def test_a_tiny_run_of_scale_has_every_row(tmp_path: Path) -> None:
-    options = ["--rows", "100", "300", "--remote", "100", "--parts", "2", "--repeats", "1", "--folder", str(tmp_path)]
+    options = ["--rows", "1e2", "3e2", "--remote", "100", "--parts", "2", "--repeats", "1", "--folder", str(tmp_path)]
     assert driver.run("scale", options, tmp_path / "scale.json")
     content = json.loads((tmp_path / "scale.json").read_text())
     cells = {(each["table"], each["row"], each["column"]) for each in content["figures"]}
     for verb in ("open", "write", "verify", "compact", "zoo[i], weights and row"):
-        assert ("seconds", verb, "300 rows") in cells and ("memory", verb, "100,000,000 rows, reckoned") in cells
+        assert ("seconds", verb, "300 rows") in cells and ("memory", verb, "300 rows") in cells
+    assert not any("reckoned" in column for _, _, column in cells)  # nothing so far beyond what was measured
     assert {row for table, row, _ in cells if table == "requests"} >= {"open", "last_steps"}
     assert {row for table, row, _ in cells if table == "parts"} >= {"append one row", "verify"}
     assert not any(path.is_dir() for path in tmp_path.iterdir())

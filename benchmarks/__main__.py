@@ -52,8 +52,8 @@ PROGRAMS: dict[str, Program] = {
     "alignment": Program(2, ("--repeats", "5")),
     "mass": Program(4),
     "curvature": Program(3),
-    "mmd": Program(12, ("--repeats", "3")),
-    "pairwise_mi": Program(6),
+    "mmd": Program(6, ("--repeats", "3")),
+    "pairwise_mi": Program(4),
     "predict": Program(1),
     "learning": Program(3),
     "server": Program(2),
@@ -62,7 +62,7 @@ PROGRAMS: dict[str, Program] = {
     "imports": Program(10),
     "explorer": Program(6),
     "architectures": Program(2),
-    "scale": Program(15),
+    "scale": Program(40),
 }
 
 

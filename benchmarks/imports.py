@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.figures import Figure, figure, machine, turns, write
+from benchmarks.layers_measure import human
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ((8, 1, 5, 5), (8,), (6, 8, 5, 5), (6,), (4, 6, 2, 2), (4,), (20, 36), (20,), (10, 20), (10,))
@@ -227,7 +228,7 @@ def measure(counts: dict[str, int], repeats: int, folder: Path, beside: Path | N
 def figures(rows: list[dict[str, Any]]) -> Iterator[Figure]:
     """Seconds, processor seconds and memory of every contender of every task."""
     for row in rows:
-        title = f"{row['count']:,} {row['task']}, {row['bytes'] / 1e9:.2g} GB: {row['contender']}"
+        title = f"{row['count']:,} {row['task']}, {human(row['bytes'])}: {row['contender']}"
         for key, column, unit in (
             ("seconds", "time", "s"), ("cpu_seconds", "processor time", "s"),
             ("anonymous_bytes", "anonymous memory", "bytes"),

@@ -43,8 +43,10 @@ class Program:
 PROGRAMS: dict[str, Program] = {
     "layers": Program(6),
     "remote": Program(6),
+    "references_remote": Program(2),
     "train": Program(3),
     "resnet": Program(1),
+    "record": Program(4),
     "posterior": Program(4),
     "hmc": Program(1),
     "symmetry": Program(6),

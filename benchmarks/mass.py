@@ -19,6 +19,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.checkouts import Task, compare
+from benchmarks.checkouts import show as show_checkouts
 from benchmarks.figures import Figure, figure, machine, write
 from ckptzoo import archs
 from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym
@@ -239,6 +241,20 @@ def show(
     console.print(table)
 
 
+def _least(name: str, count: int, formulation: str = "pinned") -> Callable[[], object]:
+    weights = drawn(name, count)
+    return lambda: min_mass(weights, name, formulation=formulation)
+
+
+TASKS: dict[str, Task] = {
+    "min_mass of 1,024 optunet": lambda: _least("optunet", 1024),
+    "min_mass of 4 resnet18-100": lambda: _least("resnet18-100", 4),
+    "min_mass of 8 mlp-256-256-256-10": lambda: _least("mlp-256-256-256-10", 8),
+    "min_mass of 4 resnet20-pad-10, volume": lambda: _least("resnet20-pad-10", 4, "volume"),
+}
+"""Timed with ``--beside``."""
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -249,6 +265,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that cvxpy has for a network (60)")
     parser.add_argument("--repeats", type=int, default=3, help="of the solver (3)")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "mass.json", help="where figures go")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="time the tasks here and in another checkout")
     chosen = parser.parse_args()
     if min(chosen.optunets, chosen.resnets, chosen.count, chosen.width, chosen.repeats) < 1:
         parser.error("--optunets, --resnets, --count, --width and --repeats: expected more than 0.")
@@ -258,6 +275,11 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print the tables, write the figures."""
     chosen = arguments()
+    if chosen.beside is not None:
+        show_checkouts(
+            compare(Path(__file__), list(TASKS), chosen.beside, chosen.repeats), chosen.beside, chosen.repeats
+        )
+        return
     console = Console()
     widths = [width for width in WIDTHS if width <= chosen.width]
     steps = 2 + len(widths) + len(DEPTHS) + len(BLOCKS) + len(NORMALISED) * len(FORMULATIONS)

@@ -6,11 +6,10 @@ memory.
 """
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.checkouts import Task, compare
 from benchmarks.checkouts import show as show_checkouts
-from benchmarks.layers_report import machine
+from benchmarks.figures import Figure, figure, machine, write
 from ckptzoo import archs
 from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym
 from ckptzoo.schema.symmetry import Symmetry
@@ -50,14 +49,14 @@ class Race:
     networks
         how many the solver took at once, and how many cvxpy took one after the other.
     newton, cvxpy
-        seconds a network; None where cvxpy was stopped at the limit.
+        seconds a network, one a repeat of the solver; None where cvxpy was stopped at the limit.
     excess
         the mass that cvxpy found beside the solver's, less 1.
     """
 
     name: str
     networks: tuple[int, int]
-    newton: float
+    newton: list[float]
     cvxpy: float | None
     excess: float | None
 
@@ -128,15 +127,15 @@ def residual(blocks: int, n: int = 32, inner: int = 32) -> tuple[Symmetry, dict[
     return Symmetry(tuple(groups), tuple(actions)), shapes | {"last": (4, n)}
 
 
-def timed(work: Callable[[], Any], repeats: int) -> tuple[float, Any]:
-    """Median seconds and the last result."""
+def timed(work: Callable[[], Any], repeats: int) -> tuple[list[float], Any]:
+    """Seconds of each repeat and the last result."""
     seconds: list[float] = []
     made: Any = None
     for _ in range(repeats):
         began = time.perf_counter()
         made = work()
         seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds), made
+    return seconds, made
 
 
 def by_cvxpy(arch: str, weights: Weights, sender: Any) -> None:
@@ -162,10 +161,11 @@ def race(arch: str, many: int, few: int, limit: float, repeats: int) -> Race:
     if found is None:
         other.terminate()
     other.join()
+    each = [taken / many for taken in seconds]
     if found is None:
-        return Race(arch, (many, few), seconds / many, None, None)
+        return Race(arch, (many, few), each, None, None)
     excess = float((found[1] / made.mass_after[:few]).max() - 1)
-    return Race(arch, (many, few), seconds / many, found[0] / few, excess)
+    return Race(arch, (many, few), each, found[0] / few, excess)
 
 
 def depth(name: str, arch: Arch, weights: Weights, formulation: str, repeats: int) -> Depth:
@@ -176,7 +176,9 @@ def depth(name: str, arch: Arch, weights: Weights, formulation: str, repeats: in
         return min_mass(weights, arch, formulation=formulation)
 
     seconds, made = timed(work, repeats)
-    return Depth(name, formulation, int(made.iterations.max()), float(made.gap.max()), 1000 * seconds / count)
+    return Depth(
+        name, formulation, int(made.iterations.max()), float(made.gap.max()), 1000 * statistics.median(seconds) / count
+    )
 
 
 def depths(count: int, repeats: int, advance: Callable[[], None]) -> list[Depth]:
@@ -200,7 +202,20 @@ def depths(count: int, repeats: int, advance: Callable[[], None]) -> list[Depth]
     return found
 
 
-def show(console: Console, races: list[Race], resnets: tuple[int, float, float], found: list[Depth]) -> None:
+def figures(races: list[Race], resnets: tuple[int, list[float], list[float]]) -> Iterator[Figure]:
+    """Seconds of both solvers, and of all ResNets."""
+    for item in races:
+        yield figure("networks", f"each of {item.networks[0]:,} {item.name}", "ckptzoo", item.newton, "s")
+        if item.cvxpy is not None:
+            row = f"each of {item.networks[0]:,} {item.name}"
+            yield figure("networks", row, "cvxpy with Clarabel", [item.cvxpy], "s")
+    count, seconds, _ = resnets
+    yield figure("networks", f"{count} resnet18-100, all together", "ckptzoo", seconds, "s")
+
+
+def show(
+    console: Console, races: list[Race], resnets: tuple[int, list[float], list[float]], found: list[Depth]
+) -> None:
     """The tables."""
     table = Table(title="beside cvxpy, milliseconds a network", title_justify="left")
     table.add_column("", no_wrap=True)
@@ -208,11 +223,13 @@ def show(console: Console, races: list[Race], resnets: tuple[int, float, float],
         table.add_column(column, justify="right")
     for item in races:
         other = "" if item.cvxpy is None else f"{1000 * item.cvxpy:,.1f}"
-        times = "" if item.cvxpy is None else f"{item.cvxpy / item.newton:,.0f}"
-        table.add_row(item.name, f"{1000 * item.newton:.4f}", other, times, item.verdict)
+        ours = statistics.median(item.newton)
+        times = "" if item.cvxpy is None else f"{item.cvxpy / ours:,.0f}"
+        table.add_row(item.name, f"{1000 * ours:.4f}", other, times, item.verdict)
     console.print(table)
     count, seconds, plain = resnets
-    console.print(f"{count} x resnet18-100, pinned: {seconds:.2f} s (unit-norm {plain:.2f} s)")
+    pinned, scaled = statistics.median(seconds), statistics.median(plain)
+    console.print(f"{count} x resnet18-100, pinned: {pinned:.2f} s (unit-norm {scaled:.2f} s)")
     table = Table(title="iterations over depth", title_justify="left")
     table.add_column("", no_wrap=True)
     for column in ("formulation", "iterations", "gap", "ms a checkpoint"):
@@ -289,14 +306,13 @@ def main() -> None:
     show(console, races, resnets, found)
     facts = machine(ROOT)
     console.print(f"{facts['cpu']}, {facts['cores']} cores, {facts['system']}, Python {facts['python']}")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "machine": facts,
         "races": [asdict(item) | {"verdict": item.verdict} for item in races],
         "resnets": {"checkpoints": chosen.resnets, "pinned_seconds": seconds, "unit_norm_seconds": plain},
         "depths": [asdict(item) for item in found],
     }
-    chosen.json.write_text(json.dumps(content, indent=1) + "\n")
+    write(chosen.json, list(figures(races, resnets)), content)
     console.print(f"Figures: {chosen.json}")
 
 

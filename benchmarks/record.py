@@ -7,9 +7,7 @@ same tensors into memory that is in use, and the processor seconds until all are
 """
 
 import argparse
-import json
 import os
-import random
 import resource
 import shutil
 import statistics
@@ -17,18 +15,22 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
 import ckptzoo
-from benchmarks.layers_report import machine
+from benchmarks.figures import Figure, figure, machine, ratios, turns, write
 from ckptzoo import archs
 
+ROOT = Path(__file__).resolve().parent.parent
+WARMING = 2
+"""The first calls of each allocate their memory."""
 RECORDER = """
 import sys
 import numpy as np
@@ -51,7 +53,7 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def time_saves(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
+def time_saves(folder: Path, repeats: int) -> dict[str, dict[str, Any]]:
     """Milliseconds that a save takes to return, and processor milliseconds of all of it, beside the alternatives."""
     net = archs.get("resnet18-100")()
     weights = dict(net.state_dict())
@@ -72,26 +74,24 @@ def time_saves(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
     contenders = {"save": (save, run.wait), "copy": (copy, None), "save_file": (write, None)}
     blocked: dict[str, list[float]] = {name: [] for name in contenders}
     used: dict[str, list[float]] = {name: [] for name in contenders}
-    draw = random.Random(0)
-    for repeat in range(repeats + 2):
-        for name in draw.sample(list(contenders), len(contenders)):
-            call, wait = contenders[name]
-            began, processor = time.perf_counter(), processor_seconds()
-            call()
-            returned = time.perf_counter()
-            if wait is not None:
-                wait()
-            # the first ones allocate their memory
-            if repeat >= 2:
-                blocked[name].append(1e3 * (returned - began))
-                used[name].append(1e3 * (processor_seconds() - processor))
+    for name in turns(contenders, repeats + WARMING):
+        call, wait = contenders[name]
+        began, processor = time.perf_counter(), processor_seconds()
+        call()
+        returned = time.perf_counter()
+        if wait is not None:
+            wait()
+        blocked[name].append(1e3 * (returned - began))
+        used[name].append(1e3 * (processor_seconds() - processor))
     run.close()
+    blocked, used = ({name: taken[WARMING:] for name, taken in each.items()} for each in (blocked, used))
     return {
         name: {
             "returns_ms": statistics.median(blocked[name]),
             "returns_ms_quartiles": statistics.quantiles(blocked[name])[::2],
             "processor_ms": statistics.median(used[name]),
             "processor_ms_quartiles": statistics.quantiles(used[name])[::2],
+            "all": {"returns_ms": blocked[name], "processor_ms": used[name]},
         }
         for name in contenders
     }
@@ -121,6 +121,26 @@ def time_gathering(folder: Path, recorders: int, saves: int, at_once: int) -> di
     }
 
 
+def figures(saves: dict[str, dict[str, Any]], gathering: dict[str, float]) -> Iterator[Figure]:
+    """What a save costs beside the alternatives, and what recording and gathering of many runs take."""
+    for name, row in saves.items():
+        for key, column, other in (
+            ("returns_ms", "returns after", "copy"),
+            ("processor_ms", "processor time until all is written", "save_file"),
+        ):
+            yield figure("saves", name, column, [value / 1e3 for value in row["all"][key]], "s")
+            if name == "save":
+                compared = ratios(row["all"][key], saves[other]["all"][key])
+                yield figure("saves", name, f"over that of {other}", compared, "times")
+    title = f"{gathering['checkpoints']:,} OptuNets"
+    for key, column in (
+        ("record_s", "recording"),
+        ("gather_s", "gathering"),
+        ("gather_processor_s", "its processor time"),
+    ):
+        yield figure("gathering", title, column, [gathering[key]], "s")
+
+
 def main() -> None:
     """Measure, print tables, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -129,7 +149,7 @@ def main() -> None:
     parser.add_argument("--saves", type=int, default=100, help="of each recorder (100)")
     parser.add_argument("--at-once", type=int, default=8, help="recorders that run at the same time (8)")
     parser.add_argument("--folder", type=Path, help="where files go; by default the folder of temporary files")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "record.json", help="where figures go")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(dir=chosen.folder))
@@ -143,21 +163,20 @@ def main() -> None:
     for heading in ("contender", "returns after, ms", "of a copy", "processor, ms", "of save_file"):
         table.add_column(heading, justify="left" if heading == "contender" else "right")
     for name, row in saves.items():
-        ratios = [
+        compared = [
             row["returns_ms"] / saves["copy"]["returns_ms"],
             row["processor_ms"] / saves["save_file"]["processor_ms"],
         ]
         table.add_row(
-            name, f"{row['returns_ms']:.1f}", f"{ratios[0]:.2f}", f"{row['processor_ms']:.1f}", f"{ratios[1]:.2f}"
+            name, f"{row['returns_ms']:.1f}", f"{compared[0]:.2f}", f"{row['processor_ms']:.1f}", f"{compared[1]:.2f}"
         )
     console.print(table)
     console.print(
         f"{gathering['checkpoints']:,} OptuNets: recorded in {gathering['record_s']:.1f} s, gathered in "
         f"{gathering['gather_s']:.1f} s ({gathering['gather_processor_s']:.1f} s of the processor)"
     )
-    if chosen.json:
-        result = {"machine": machine(), "save": saves, "gathering": gathering, "numpy": np.__version__}
-        chosen.json.write_text(json.dumps(result, indent=1))
+    content = {"machine": machine(ROOT), "save": saves, "gathering": gathering}
+    write(chosen.json, list(figures(saves, gathering)), content)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
 
+from benchmarks.figures import Figure, figure, turns, write
 from benchmarks.remote_relay import Link, Relay
 from ckptzoo.errors import ZooError
 from ckptzoo.remote.headers import safetensors_header
@@ -133,19 +134,29 @@ def measured(url: str, relay: Relay, chosen: argparse.Namespace, cache: Path) ->
 
     ways: dict[str, Callable[[], int]] = {"headers": index, "one layer": layer, "plain transfer": transfer}
     results: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-    for _ in range(chosen.repeats):
-        for way, run in ways.items():
-            shutil.rmtree(cache, ignore_errors=True)
-            relay.counted()
-            began, spent = time.perf_counter(), time.process_time()
-            nbytes = run()
-            seconds, spent = time.perf_counter() - began, time.process_time() - spent
-            counted = relay.counted()
-            results[way].append(
-                {"seconds": seconds, "cpu": spent, "requests": counted.requests, "received": counted.received}
-                | {"connections": counted.connections, "wanted": nbytes}
-            )
+    index()  # what a layer is read by
+    for way in turns(ways, chosen.repeats):
+        shutil.rmtree(cache, ignore_errors=True)
+        relay.counted()
+        began, spent = time.perf_counter(), time.process_time()
+        nbytes = ways[way]()
+        seconds, spent = time.perf_counter() - began, time.process_time() - spent
+        counted = relay.counted()
+        results[way].append(
+            {"seconds": seconds, "cpu": spent, "requests": counted.requests, "received": counted.received}
+            | {"connections": counted.connections, "wanted": nbytes}
+        )
     return results
+
+
+def figures(results: dict[str, list[dict[str, float]]], files: int) -> Iterator[Figure]:
+    """Seconds, requests and bytes of each way."""
+    for way, runs in results.items():
+        for key, column, unit in (
+            ("seconds", "time", "s"), ("cpu", "processor time", "s"), ("requests", "requests", "requests"),
+            ("received", "received", "bytes"),
+        ):  # fmt: skip
+            yield figure("references", f"{way} of {files:,} files", column, [run[key] for run in runs], unit)
 
 
 def show(results: dict[str, list[dict[str, float]]], chosen: argparse.Namespace) -> None:
@@ -163,8 +174,8 @@ def show(results: dict[str, list[dict[str, float]]], chosen: argparse.Namespace)
     ideal = medians["plain transfer"]["seconds"] + chosen.rtt / 1000 * -(-chosen.files // WORKERS)
     ratio = medians["one layer"]["seconds"] / ideal
     print(f"One layer takes {ratio:.2f} times a plain transfer and a round trip for each {WORKERS} files.")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps({"arguments": vars(chosen), "runs": results, "ratio": ratio}, default=str))
+    settings = {name: getattr(chosen, name) for name in ("files", "rtt", "rate", "repeats")}
+    write(chosen.json, list(figures(results, chosen.files)), {"settings": settings, "runs": results, "ratio": ratio})
 
 
 if __name__ == "__main__":

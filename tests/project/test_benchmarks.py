@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.checkouts import compare
+from benchmarks.layers import PEERS
 from benchmarks.layers_measure import consume, measure, operations
 from benchmarks.layers_pages import evict, files_of, resident
 from benchmarks.layers_weights import Weights, resnet18
@@ -40,6 +41,7 @@ def test_a_tiny_run_has_every_row_and_cleans_up(tmp_path: Path) -> None:
     assert [(item["checkpoints"], item["parts"]) for item in found["opening"]] == [(12, 1), (12, 3)]
     assert [(item["members"], item["shuffle"]) for item in found["streams"]] == list(product((1, 3), (False, True)))
     assert len(found["targets"]) == 10 + 2 + 1 + 4
+    assert {figure["table"] for figure in found["figures"]} == {"reads", "ratios", "opening", "import", "streams"}
     assert found["machine"]["packages"]["numpy"] == np.__version__
     assert not any((tmp_path / "scratch").iterdir())
 
@@ -71,6 +73,11 @@ def test_the_declared_network_is_resnet18() -> None:
     assert sizes == [256, 147_456, 9_437_184]
 
 
+def test_readers_share_no_files() -> None:
+    stores = [peer.store for peer in PEERS]
+    assert len(set(stores)) == len(stores)
+
+
 @pytest.mark.exhaustive
 def test_readers_that_differ_are_refused(tmp_path: Path) -> None:
     class Wrong(ZooPeer):
@@ -78,8 +85,9 @@ def test_readers_that_differ_are_refused(tmp_path: Path) -> None:
             return (np.roll(view, 1) + 1 for view in ZooPeer.layer(self, handle, name))
 
     weights = Weights(resnet18(width=1), 2, seed=0)
-    (tmp_path / "zoo").mkdir()
-    assert sum(ZooPeer().write(tmp_path / "zoo", weights)) == weights.nbytes
+    for peer in (ZooPeer(), BarePeer()):
+        (tmp_path / peer.store).mkdir()
+        assert sum(peer.write(tmp_path / peer.store, weights)) == weights.nbytes
     layer = operations(weights.arch, weights.members)[0]
     samples = list(measure(layer, [ZooPeer(), BarePeer()], tmp_path, repeats=2))
     assert {key: len(seconds) for key, seconds in samples[-1].seconds.items()} == {
@@ -109,9 +117,11 @@ def test_resident_pages_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_two_checkouts_take_turns() -> None:
-    tasks = ["canonicalize 500 linear 12-8-12"]
-    (timed,) = compare(ROOT / "benchmarks/matrices.py", tasks, ROOT, repeats=2)
+def test_two_checkouts_take_turns(tmp_path: Path) -> None:
+    tasks, other = ["canonicalize 500 linear 12-8-12"], tmp_path / "before"
+    other.mkdir()
+    (other / "ckptzoo").symlink_to(ROOT / "ckptzoo")  # one whose benchmarks do not have what ours have
+    (timed,) = compare(ROOT / "benchmarks/matrices.py", tasks, other, repeats=2)
     assert [len(values) for values in (*timed.wall, *timed.processor)] == [2, 2, 2, 2]
     assert min(timed.ratios) > 0
     with pytest.raises(RuntimeError, match="unknown task"):

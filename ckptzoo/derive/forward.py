@@ -227,8 +227,10 @@ class StackedForward:
         ``weights`` maps tensor names to (K, *shape); ``form`` selects the form of the inputs.
         """
         count, start = len(next(iter(weights.values()))), 0
-        places = np.minimum(np.arange(self.size if self._fills_up else count), count - 1)
-        taken = {name: array[places] for name, array in weights.items()}
+        taken = weights
+        if self._fills_up and count < self.size:
+            places = np.minimum(np.arange(self.size), count - 1)
+            taken = {name: array[places] for name, array in weights.items()}
         for outputs in self._forward.outputs(taken, self._batches[form], stacked=self.size > 1):
             single = outputs.cpu().numpy()[:count, : self._examples - start]
             start += single.shape[1]

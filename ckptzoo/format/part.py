@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format import limits, table
@@ -52,7 +53,31 @@ class Part:
         return f"{self.tree}/{self.name}"
 
 
-def part_digest(metadata: pa.Table, index: pa.Table, facts: Document) -> str:
+class StoredRows:
+    """A part's rows with the columns that its file has, each decoded when it is asked for, and not kept.
+
+    Raises ``IntegrityError`` if the file is damaged, or has other rows than the part.
+    """
+
+    def __init__(self, files: Files, part: Part) -> None:
+        path = f"{part.path}/{METADATA}"
+        kind_of(part, location=f"{files.name}/{part.path}")
+        self._data, self._part, self._location = files.read(path), part, f"{files.name}/{path}"
+        self._file = _opened_rows(self._data, part, location=self._location)
+
+    @property
+    def column_names(self) -> list[str]:
+        """The names of the columns, in order."""
+        return self._file.schema_arrow.names
+
+    def __len__(self) -> int:
+        return self._part.rows
+
+    def __getitem__(self, name: str) -> pa.ChunkedArray:
+        return _decoded_rows(self._data, self._file, self._part, location=self._location, names=[name])[name]
+
+
+def part_digest(metadata: pa.Table | StoredRows, index: pa.Table, facts: Document) -> str:
     """sha256 over the canonical JSON of rows, index and facts, by columns, a few values of a column at a time.
 
     The shards' bytes are covered through their sha256 in the index.
@@ -338,12 +363,31 @@ def decode_rows(
 
     ``names`` are columns of the part's kind, by default all; ``packed`` leaves the texts of many rows as dictionaries.
     """
-    kind = kind_of(part, location=location.removesuffix(f"/{METADATA}"))
+    file = _opened_rows(data, part, location=location)
+    return _decoded_rows(data, file, part, location=location, names=names, packed=packed)
+
+
+def _opened_rows(data: bytes, part: Part, *, location: str) -> pq.ParquetFile:
+    """The bytes of ``metadata.parquet`` as a file, once seal and count are checked; nothing is decoded."""
     table.check_seal(data, location=location)
     file, _ = table.open_table(data, location=location)
     table.check_count(file, min(part.rows, limits.rows_in(len(data))), location=location)
     if file.metadata.num_rows != part.rows:
         raise IntegrityError(Problem(location, "rows", str(part.rows), str(file.metadata.num_rows), REFETCH))
+    return file
+
+
+def _decoded_rows(
+    data: bytes,
+    file: pq.ParquetFile,
+    part: Part,
+    *,
+    location: str,
+    names: Sequence[str] | None = None,
+    packed: bool = False,
+) -> pa.Table:
+    """Columns of a part's rows from its opened file."""
+    kind = kind_of(part, location=location.removesuffix(f"/{METADATA}"))
     schema = table.schema_of(KINDS[kind])
     return table.read_table(data, file, schema, location=location, least=LEAST[kind], names=names, packed=packed)
 

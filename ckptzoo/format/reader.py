@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -270,6 +270,15 @@ def read_contents(files: Files, revision: str | None = None) -> Contents:
     _require_none(geometry_problems(files, architecture, symmetry, raw))
     derived = {tree.removeprefix(f"{layout.DERIVED}/"): names for tree, names in trees.items()}
     return Contents(files, identity, architecture, symmetry, raw, retracted, derived, newest)
+
+
+def contents_of(files: Files, trees: Mapping[str, Tree]) -> Contents:
+    """A zoo of trees that were read, and checked, before; its documents are read."""
+    raw = trees.get(layout.PARTS, empty_tree())
+    own = {path.removeprefix(f"{layout.DERIVED}/"): tree for path, tree in trees.items() if path != layout.PARTS}
+    retracted = own.pop(layout.RETRACTED, empty_tree(layout.RETRACTED))
+    names = {name: tuple(part.name for part in tree.parts) for name, tree in own.items()}
+    return Contents(files, *read_documents(files), raw, retracted, names, None, own)
 
 
 def _counts_at(files: Files, revision: str, raw: Tree, retracted: Tree) -> tuple[int, int]:

@@ -70,16 +70,28 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     >>> ckptzoo.verify("cards/mnist-optunet")
     []
     """
-    found = _found(Path(path).absolute(), deep, progress)
+    return _reported(Path(path), _found(Path(path).absolute(), deep, progress, {}))
+
+
+def verified_trees(root: Path) -> tuple[list[Problem], dict[str, Tree]]:
+    """The problems of a zoo but for those of its shards, as ``verify`` says them, and its trees that have parts."""
+    trees: dict[str, Tree] = {}
+    problems = _reported(root, _found(root, False, None, trees))
+    return problems, {name: tree for name, tree in trees.items() if tree.parts}
+
+
+def _reported(path: Path, found: Generator[Problem]) -> list[Problem]:
+    """The first of the problems, and that there are more."""
     problems = list(itertools.islice(found, MAX_PROBLEMS))
     if next(found, None) is not None:
         step = "Correct these, then verify again."
-        problems.append(Problem(Path(path).name, "problems", f"at most {MAX_PROBLEMS} in a report", "more", step))
+        problems.append(Problem(path.name, "problems", f"at most {MAX_PROBLEMS} in a report", "more", step))
     found.close()
     return problems
 
 
-def _found(root: Path, deep: bool, progress: Progress | None) -> Generator[Problem]:
+def _found(root: Path, deep: bool, progress: Progress | None, trees: dict[str, Tree]) -> Generator[Problem]:
+    """Yield what is wrong with a zoo; ``trees`` is filled with those that can be read."""
     files = Folder(root)
     try:
         identity, arch, symmetry = read_documents(files)
@@ -88,7 +100,6 @@ def _found(root: Path, deep: bool, progress: Progress | None) -> Generator[Probl
         return
     yield from _strays(root)
     limits = row_limits(arch, symmetry)
-    trees: dict[str, Tree] = {}
     read: list[tuple[Part, pa.Table]] = []
     sound: list[tuple[Part, pa.Table]] = []
     for tree, names in list_trees(files).items():

@@ -60,8 +60,8 @@ class EquivalenceChecker:
         output as for one with ten.
 
         Returns (K,) float64; NaN where an output of the first is not finite, infinity where one of the second alone is
-        not. Two forward passes of K times B inputs, 8 inputs at a time; a copy of one network's weights, or of 1 MiB of
-        weights of small ones.
+        not. Two forward passes of K times B inputs, 8 at a time, or 2 of a large network; a copy of one network's
+        weights, or of 1 MiB of weights of small ones.
 
         ``first`` and ``second`` map tensor names to (K, *shape) of any floating dtype; ``inputs`` are (B,
         *input_shape). Both networks are evaluated in ``precision``; the differences are computed in float64.

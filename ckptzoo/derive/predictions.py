@@ -148,9 +148,10 @@ def predict(
     Notes
     -----
     K times N forward passes, of up to 8 checkpoints at once and on every core; of up to 64 where ``archs.stacked`` has
-    a function. Memory for a core: its stack's outputs and the activations of at most 512 images of 28x28 pixels, or of
-    one input. Retracted checkpoints are evaluated too. NaNs are all stored as one. The bytes are the same for any
-    number of cores, and may differ in the last bit between processors. Tested in tests/derive/test_predictions.py.
+    a function. Memory for a core: its stack's outputs and the activations of at most 512 images of 28x28 pixels, of a
+    quarter of them in networks of more than 4 MiB, or of one input. Retracted checkpoints are evaluated too. NaNs are
+    all stored as one. The bytes are the same for any number of cores, and may differ in the last bit between
+    processors. Tested in tests/derive/test_predictions.py.
     """
     began = time.perf_counter()
     contents = read_contents(Folder(path))

@@ -306,7 +306,8 @@ def read_table(
             step = "Upgrade ckptzoo to read it." if newer else REFETCH
             got = _difference(stored, schema)
             raise IntegrityError(Problem(location, "columns", "those of docs/format.md", got, step))
-        columns = None if names is None else [name for name in names if name in stored.names]
+        own = set(stored.names)  # which pyarrow puts together whenever it is asked for them
+        columns = None if names is None else [name for name in names if name in own]
         read = read_bounded(data, file, location=location, columns=columns, packed=packed)
         return read.replace_schema_metadata(None).combine_chunks()
     except UNREADABLE as error:

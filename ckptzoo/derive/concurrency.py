@@ -11,10 +11,11 @@ from typing import TypeVar
 MAX_THREADS = 4
 """The maximum number of batches that are solved at a time, one per core; each has its weights in memory twice."""
 
-_MMAP_THRESHOLD = -3
-"""``M_MMAP_THRESHOLD`` of mallopt(3)."""
-_LARGE_BYTES = 2**20
-"""The bytes of an array from which it is mapped by itself."""
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""``M_TRIM_THRESHOLD`` and ``M_MMAP_THRESHOLD`` of mallopt(3)."""
+_LARGE_BYTES, _USUAL_BYTES = 2**20, 32 * 2**20
+"""The bytes from which arrays are mapped by themselves while work overlaps, and afterwards: what glibc raises its
+threshold to by itself once an array of that size is freed."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -28,7 +29,7 @@ def in_order(
     ``work`` is called in other threads; ``items`` are taken one by one in the caller's thread, as they are needed. A
     caller that lets go of a result before it asks for the next has one more in memory than there are threads at most.
     """
-    _map_large_arrays()
+    _map_arrays(_LARGE_BYTES)
     count = min(_cores(), max_threads)
     waiting: deque[Future[_Result]] = deque()
 
@@ -51,21 +52,25 @@ def in_order(
         finally:
             for future in waiting:
                 future.cancel()
+            _map_arrays(_USUAL_BYTES)
 
 
 @functools.cache
 def _glibc() -> ctypes.CDLL | None:
     """Return the C library where it is glibc."""
-    library = ctypes.CDLL(None)
+    try:
+        library = ctypes.CDLL(None)
+    except OSError:  # a Python that is linked statically
+        return None
     # macOS and musl have neither function
     return library if hasattr(library, "malloc_trim") and hasattr(library, "mallopt") else None
 
 
-def _map_large_arrays() -> None:
-    """Let the C library map every large array by itself, so that it is returned to the system once it is freed."""
-    # glibc raises the size from which it does so, up to 32 MiB, whenever such an array is freed
+def _map_arrays(nbytes: int) -> None:
+    """Let the C library map arrays from this size by themselves, so that each is returned to the system once freed."""
     if (library := _glibc()) is not None:
-        library.mallopt(_MMAP_THRESHOLD, _LARGE_BYTES)
+        library.mallopt(_MMAP_THRESHOLD, nbytes)
+        library.mallopt(_TRIM_THRESHOLD, 2 * nbytes)
 
 
 def _return_freed_memory() -> None:

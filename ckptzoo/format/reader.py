@@ -519,12 +519,17 @@ def _require_room(location: str, what: str, nbytes: int, limit: int) -> None:
         raise IntegrityError(Problem(location, what, f"at most {limit} bytes", str(nbytes), step))
 
 
-def read_trees(files: Files, known: Snapshot | None = None) -> dict[str, Tree]:
-    """Every tree that has parts, by its path; from the snapshot where it has them."""
+def read_trees(
+    files: Files, known: Snapshot | None = None, named: Mapping[str, tuple[str, ...]] | None = None
+) -> dict[str, Tree]:
+    """Every tree that has parts, by its path; from the snapshot where it has them.
+
+    ``named`` has the names of the parts of each tree, by default all.
+    """
     _, architecture, symmetry = read_documents(files)
     limits = row_limits(architecture, symmetry)
-    named = list_trees(files).items()
-    return {tree: read_tree(files, tree, names, known, limits=limits) for tree, names in named if names}
+    listed = (list_trees(files) if named is None else named).items()
+    return {tree: read_tree(files, tree, names, known, limits=limits) for tree, names in listed if names}
 
 
 def duplicate_problems(files: Files, raw: Tree) -> list[Problem]:

@@ -86,7 +86,7 @@ def part_digest(metadata: pa.Table | StoredRows, index: pa.Table, facts: Documen
     The shards' bytes are covered through their sha256 in the index.
     """
     tables = {"index": index, "rows": metadata}
-    if isinstance(metadata, pa.Table) and index.nbytes + metadata.nbytes <= _AT_ONCE_BYTES:
+    if not isinstance(metadata, StoredRows) and index.nbytes + metadata.nbytes <= _AT_ONCE_BYTES:
         columns = {
             key: {name: [*itertools.chain(*table.plain(rows, name))] for name in rows.column_names}
             for key, rows in tables.items()

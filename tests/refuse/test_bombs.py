@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import ckptzoo
-from ckptzoo.errors import IntegrityError
+from ckptzoo.cli.app import run
+from ckptzoo.errors import IntegrityError, UnknownNameError
 from ckptzoo.format import limits, snapshot, table
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import part_digest, read_part, read_rows
@@ -17,7 +18,7 @@ from ckptzoo.format.tree import LazyTable, Tree
 from ckptzoo.hub.pull import pull
 from ckptzoo.schema.documents import seal, unseal
 from ckptzoo.schema.layout import part_name
-from tests.conftest import rows_of, weights_of
+from tests.conftest import MIXED, rows_of, weights_of
 
 ROWS = 600_000
 
@@ -258,3 +259,19 @@ def test_a_listing_of_what_is_not_there(one):
         assert len(ckptzoo.open(path).metadata) == 4
     ckptzoo.compact(path)
     assert ckptzoo.verify(path) == []
+
+
+def test_facts_of_ten_thousand_names(tmp_path, capsys):
+    """Every row has others in ``extra``: all can be asked for, and what is said of them is short."""
+    path = tmp_path / "zoo"
+    with ckptzoo.create(path, arch=MIXED) as writer:
+        rows = [
+            row | {"extra": {f"k{100 * at + key}": key for key in range(100)}} for at, row in enumerate(rows_of(100))
+        ]
+        writer.add(weights_of(MIXED, 100), rows)
+    zoo = ckptzoo.open(path)
+    assert zoo.where("extra.k777 == 77").ids == [rows[7]["id"]]
+    with pytest.raises(UnknownNameError) as error:
+        zoo.where("extra.other == 77")
+    assert len(str(error.value)) < 600 and "Did you mean" in str(error.value)
+    assert run(["info", str(path)]) == 0 and len(capsys.readouterr().out) < 3000

@@ -25,6 +25,7 @@ from ckptzoo.format.durable import TEMPORARY, Staging, locked, naming
 from ckptzoo.format.files import Folder
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.maintenance import add_snapshot
+from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.part import SHARD_BYTES, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.format.snapshot import newest
@@ -391,7 +392,9 @@ class Writer:
 
     def _require_new_now(self, rows: pa.Table) -> None:
         self._read_new_parts()
-        self._require_new({column: rows[column].to_pylist() for column in self._taken})
+        for start in range(0, len(rows), RUN_ROWS):
+            run = rows.slice(start, RUN_ROWS)
+            self._require_new({column: run[column].to_pylist() for column in self._taken})
         nbytes = self._index_bytes + (0 if self._part is None else self._part.index_bytes)
         if nbytes > limits.MAX_FILE:
             step, location = "Write what is to come into another zoo.", f"{self.path.name}/{layout.PARTS}"
@@ -429,7 +432,8 @@ class Writer:
     def _take(self, rows: pa.Table) -> None:
         """Remember the ids and units of rows."""
         for column, taken in self._taken.items():
-            taken.update(value for value in rows[column].to_pylist() if value is not None)
+            for start in range(0, len(rows), RUN_ROWS):
+                taken.update(rows[column].slice(start, RUN_ROWS).drop_null().to_pylist())
 
     def _checked(self, weights: Mapping[str, Any], count: int, *, single: bool) -> dict[str, NDArray[Any]]:
         location = f"{self.path.name}: weights"

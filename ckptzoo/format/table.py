@@ -10,6 +10,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +80,7 @@ INDEX_SCHEMA = pa.schema(
 """One row per (shard, tensor, block of rows); the row of a whole shard has no tensor, dtype and shape."""
 
 
+@cache
 def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
     """The Arrow schema of a part's rows; ``id`` is never null."""
     return pa.schema([pa.field(column.name, TYPES[column.type], column.name != "id") for column in columns])

@@ -104,7 +104,11 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
             raise UnknownNameError(location, "column", name, schema.names, hint)
     columns: list[pa.Array] = []
     problems: list[Problem] = []
+    given = set[str]().union(*rows)
     for spec in schema:
+        if spec.name not in given and spec.nullable:
+            columns.append(pa.nulls(len(rows), spec.type))
+            continue
         values = [row.get(spec.name) for row in rows]
         try:
             # Arrow truncates floats silently

@@ -159,6 +159,25 @@ def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
     return np.concatenate([np.empty(0, column.type.to_pandas_dtype()), *map(np.from_dlpack, column.chunks)])
 
 
+def filled_with(column: pa.ChunkedArray, missing: float) -> NDArray[Any]:
+    """(N,) a column of numbers or truth values, with ``missing`` where it holds nothing.
+
+    ``fill_null`` and ``to_numpy`` of pyarrow would import pandas.
+    """
+    is_bool, kind = pa.types.is_boolean(column.type), np.dtype(column.type.to_pandas_dtype())
+    pieces = [np.empty(0, kind)]
+    for chunk in column.chunks:
+        own, (valid, data) = slice(chunk.offset, chunk.offset + len(chunk)), chunk.buffers()
+        values = _bits(data) if is_bool else np.frombuffer(data, kind)
+        pieces.append(np.where(_bits(valid)[own], values[own], kind.type(missing)) if chunk.null_count else values[own])
+    return np.concatenate(pieces)
+
+
+def _bits(buffer: pa.Buffer) -> NDArray[np.bool_]:
+    """The bits of a buffer, in Arrow's order."""
+    return np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").view(np.bool_)
+
+
 def array_of(values: NDArray[Any]) -> pa.Array:
     """Numbers as an array of Arrow over the same memory; ``pa.array`` would import pandas."""
     kind = pa.from_numpy_dtype(values.dtype)

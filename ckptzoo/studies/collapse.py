@@ -17,8 +17,9 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.pairwise import PairwiseInformation
 from ckptzoo.schema.documents import Document
 from ckptzoo.studies.pair_correlation import LEVEL, PairCorrelation, correlate_pairs
+from ckptzoo.studies.shared.flags import flags
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import default_sets, evenly, flags, is_sample, predict_command
+from ckptzoo.studies.shared.selection import default_sets, evenly, is_sample, predict_command
 from ckptzoo.text import Progress, counted, printable
 
 MAX_MEMBERS = 1000

@@ -22,8 +22,9 @@ from ckptzoo.measure.kernels import Rule
 from ckptzoo.measure.mmd import p_value
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document, JsonFields, digest_of
+from ckptzoo.studies.shared.flags import flags
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import blocks, flags, parameter_names, parameters_by_layer, table_of
+from ckptzoo.studies.shared.selection import blocks, parameter_names, parameters_by_layer, table_of
 from ckptzoo.text import Progress, counted, printable
 
 BLOCK_BYTES = 256 * 2**20

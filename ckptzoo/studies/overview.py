@@ -15,8 +15,9 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.studies.inventory import Inventory, inventory
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import BATCH_BYTES, evenly, usable_rows, weight_names
+from ckptzoo.studies.shared.selection import BATCH_BYTES, evenly, weight_names
 from ckptzoo.studies.shared.value_histograms import TensorHistogram, histograms
 from ckptzoo.text import Progress
 

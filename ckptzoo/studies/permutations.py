@@ -18,8 +18,9 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.neuron_orders import Keys, NeuronOrder, keys_of, largest_weights, orders
 from ckptzoo.studies.order_movement import AS, ENOUGH, LESS, MORE, SIGMAS, UNKNOWN, MemberMovements, Movement
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, table_of, usable_rows
+from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, table_of
 from ckptzoo.symmetry import GAUGES
 from ckptzoo.symmetry.transpositions import random_transpositions
 from ckptzoo.text import Progress, counted, printable

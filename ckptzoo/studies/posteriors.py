@@ -26,8 +26,9 @@ from ckptzoo.studies.discrepancy import Discrepancy, mmd
 from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softmax
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import labels_of, table_of, thinned, usable_rows
+from ckptzoo.studies.shared.selection import labels_of, table_of, thinned
 from ckptzoo.text import Progress, counted, counter, printable
 
 ENSEMBLE = "ensemble"

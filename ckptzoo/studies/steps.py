@@ -15,6 +15,7 @@ from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.networks import (
     ALIGNED,
     RAW,
@@ -25,7 +26,7 @@ from ckptzoo.studies.shared.networks import (
     read_networks,
 )
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
-from ckptzoo.studies.shared.selection import own_table, usable_rows
+from ckptzoo.studies.shared.selection import own_table
 from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
 from ckptzoo.text import Progress, counted, counter
 

@@ -17,8 +17,9 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.groups import Sym
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.density_peaks import FEW, SIGMAS, Density, density
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, usable_rows
+from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table
 from ckptzoo.symmetry import canonicalize
 from ckptzoo.symmetry.tables import last_layer
 from ckptzoo.text import Progress, counted

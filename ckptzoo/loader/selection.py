@@ -94,6 +94,8 @@ class Selection:
         if "id" in own:
             self.contents.check_ids()
         table = self.contents.columns(raw, own, None if self._is_whole else self.rows)
+        if len(own) == len(names):
+            return table
         columns = {name: table[name] for name in own}
         columns |= {name: self._value_within_extra(name) for name in names if name.startswith(PREFIX)}
         fields = [

@@ -258,7 +258,7 @@ def _sets(zoo: Zoo, own: str | None, ood: str | None) -> tuple[str, str]:
     labelled, others = default_sets(zoo)
     got = ", ".join(f"{name} (a sample)" if is_sample(name) else name for name in zoo.predicted) or "none"
     # of other data than MNIST it is not known here which further sets the networks can see
-    mnist = zoo.metadata["dataset"].drop_null().unique().to_pylist() == ["mnist"]
+    mnist = zoo.column("dataset").drop_null().unique().to_pylist() == ["mnist"]
     step = f"{predict_command(zoo, 'fashion-mnist/test' if mnist else 'OTHER/test')}."
     own = own or labelled
     if own is None:

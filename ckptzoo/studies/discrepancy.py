@@ -493,4 +493,4 @@ def _shared(x: Zoo, y: Zoo) -> int:
     # ids of members mean something within one zoo only
     if x.contents.identity != y.contents.identity:
         return 0
-    return len({*x.metadata["member"].to_pylist()} & {*y.metadata["member"].to_pylist()})
+    return len({*x.column("member").to_pylist()} & {*y.column("member").to_pylist()})

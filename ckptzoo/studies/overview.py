@@ -185,7 +185,7 @@ def overview(zoo: Zoo, variant: str | None = None, *, seed: Seed = 0, progress: 
     variants = tuple(dict.fromkeys([layout.RAW, *derived]))
     tensors = weight_names(zoo.arch)
     shown = [tensors[index] for index in evenly(len(tensors), MAX_PANELS)]
-    accuracy = last.metadata["test_accuracy"].to_numpy().astype(np.float64)
+    accuracy = last.column("test_accuracy").to_numpy().astype(np.float64)
     return Overview(
         inventory=inventory(zoo),
         variants=variants,

@@ -183,7 +183,7 @@ def toy(zoo: Zoo, *, norm: float = 3.0, loss: float = LOSS, progress: Progress |
     last = zoo.last_steps()
     usable = last.take(usable_rows(last.metadata))
     # to_numpy makes NaN of a null
-    losses = usable.metadata["train_loss"].cast(pa.float64()).to_numpy()
+    losses = usable.column("train_loss").cast(pa.float64()).to_numpy()
     high = losses > loss  # False for NaN: networks without a measured loss stay
     shown = usable.take(~high)
     if not len(shown):

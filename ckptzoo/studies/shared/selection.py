@@ -173,7 +173,7 @@ def default_sets(zoo: Zoo) -> tuple[str | None, tuple[str, ...]]:
     images with the same classes. A sample stands for no data set: it is taken where it has labels and no whole set has,
     and never as other data.
     """
-    datasets = {name.lower().rpartition("/")[2] for name in zoo.metadata["dataset"].drop_null().unique().to_pylist()}
+    datasets = {name.lower().rpartition("/")[2] for name in zoo.column("dataset").drop_null().unique().to_pylist()}
     labelled = [name for name in zoo.predicted if zoo.predictions(name).targets is not None]
     own = min(labelled, key=lambda name: (is_sample(name), name.partition("/")[0] not in datasets), default=None)
     others = (name for name in zoo.predicted if name not in labelled and not is_sample(name))
@@ -186,7 +186,7 @@ def _has_own_classes(name: str, datasets: Iterable[str]) -> bool:
 
 def predict_command(zoo: Zoo, *others: str) -> str:
     """The command that stores predictions with labels, those on the data set of the networks, and on other sets."""
-    folder, datasets = zoo.contents.files.here, zoo.metadata["dataset"].drop_null().unique().to_pylist()
+    folder, datasets = zoo.contents.files.here, zoo.column("dataset").drop_null().unique().to_pylist()
     own = f"{datasets[0]}/test" if len(datasets) == 1 else "mnist/test"
     labelled = any(zoo.predictions(item).targets is not None for item in zoo.predicted)
     names = list(others) if labelled and others else [own, *others]

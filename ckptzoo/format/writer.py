@@ -231,7 +231,7 @@ class Writer:
 
     @checked
     def add(self, weights: Mapping[str, Any] | Any, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
-        """Add checkpoints, in memory bounded by what is passed in.
+        """Add checkpoints, in memory bounded by what is passed in; some MiB of those that come one by one are kept.
 
         Parameters
         ----------

@@ -266,7 +266,7 @@ def random_row(rng: np.random.Generator, at: int) -> dict[str, Any]:
     return {"id": f"m{at:05d}"} | {name: choices[name][rng.integers(len(choices[name]))] for name in names}
 
 
-WRONG = (
+WRONG: tuple[dict[Any, Any], ...] = (
     {"seed": "x"}, {"seed": 2**63}, {"seed": 0.5}, {"test_loss": 2**60}, {"id": 3}, {"id": "a b"}, {"id": "m00000"}, {"unknown": 1},
     {"test_accuracy": 1.5}, {"extra": {"x": set()}}, {"extra": "[]"}, {"draw": 1}, {"recipe": "\ud800"}, {3: 4},
 )  # fmt: skip

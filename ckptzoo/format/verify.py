@@ -68,7 +68,8 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     Notes
     -----
     A flipped byte anywhere but in the card, its pictures and the explorer is found. Deep verification reads every byte
-    of the shards once and computes two digests of it (whole files and blocks), in bounded memory, on all cores. Tested in ``tests/refuse``.
+    of the shards once and puts it into two digests (whole files and blocks), in bounded memory, on all cores. Tested in
+    ``tests/refuse``.
 
     Examples
     --------

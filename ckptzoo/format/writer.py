@@ -321,6 +321,33 @@ class Writer:
             _measure_finite(stacked, rows)
             part.add({layout.RAW: stacked}, rows)
 
+    def check(self, weights: Mapping[str, Any] | Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the tensors (1, *shape) and the row of one checkpoint as ``add`` takes them; nothing is added.
+
+        Raises
+        ------
+        SpecError
+            They do not fit the architecture or the columns.
+        """
+        stacked = self._checked(as_state_dict(weights, self.path.name, "weights"), 1, single=True)
+        return stacked, self.check_row(row)
+
+    def check_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a row as ``add`` takes it; nothing is added.
+
+        Raises
+        ------
+        SpecError
+            It does not fit the columns.
+        """
+        location, plain = f"{self.path.name}: rows", {name: number_of(value) for name, value in row.items()}
+        if "extra" in plain:
+            plain["extra"] = json_of(plain["extra"], location=location)
+        table.table_of([plain], table.METADATA_SCHEMA, location=location)
+        if problems := list(value_problems([plain], location=location)):
+            raise SpecError(problems)
+        return plain
+
     def commit(self) -> str | None:
         """Publish what was added as one part and return its name; None when nothing was added.
 

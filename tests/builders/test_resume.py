@@ -179,7 +179,7 @@ def test_killed_between_publishing_and_cleaning_up(tmp_path: Path, monkeypatch: 
     publish: Callable[..., Any] = builders.build.merge_units
 
     def publish_and_die(*arguments: Any) -> None:
-        publish(*arguments)
+        list(publish(*arguments))
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:

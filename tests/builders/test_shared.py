@@ -234,7 +234,7 @@ def test_parts_have_a_limit(tmp_path: Path, whole: ckptzoo.Zoo, monkeypatch: pyt
     planned(path)
     work(path, console=QUIET)
     monkeypatch.setattr(
-        builders.shared, "MAX_PART_BYTES", 4 * 2 * TOY.arch.nbytes
+        ckptzoo.recording.merging, "MAX_PART_BYTES", 4 * 2 * TOY.arch.nbytes
     )  # two units of two members, two steps
     assert len(merge(path).parts) == 3
     assert_same(path, whole)
@@ -365,7 +365,7 @@ def test_a_merge_publishes_part_by_part(tmp_path: Path, whole: ckptzoo.Zoo) -> N
     path = tmp_path / "zoo"
     planned(path)
     work(path, share=(0, 3), console=QUIET)
-    code = "import builders.shared; builders.shared.MAX_PART_BYTES = 1\n" + COMMAND
+    code = "import ckptzoo.recording.merging as merging; merging.MAX_PART_BYTES = 1\n" + COMMAND
     arguments = ["merge", "toy", "--epochs", "2", "--to", str(path), "--push", "lab/toy"]
     with hosted(tmp_path / "hub") as hub:
         environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_wrong"}

@@ -1,6 +1,7 @@
 """The benchmark of section 'Measured' runs through, its readers agree, and its JSON has every row; no time is judged."""
 
 import json
+import shutil
 import subprocess
 import sys
 from itertools import product
@@ -40,6 +41,24 @@ def test_a_tiny_run_has_every_row_and_cleans_up(tmp_path: Path) -> None:
     assert [(item["members"], item["shuffle"]) for item in found["streams"]] == list(product((1, 3), (False, True)))
     assert len(found["targets"]) == 10 + 2 + 1 + 4
     assert found["machine"]["packages"]["numpy"] == np.__version__
+    assert not any((tmp_path / "scratch").iterdir())
+
+
+@pytest.mark.exhaustive
+def test_a_tiny_run_over_references_costs_a_request_a_file(tmp_path: Path) -> None:
+    if shutil.which("nginx") is None and shutil.which("nginx", path="/usr/sbin") is None:
+        pytest.skip("needs nginx")
+    figures = tmp_path / "out" / "references.json"
+    command = [sys.executable, "-m", "benchmarks.references_remote", "--files", "40", "--repeats", "1", "--rtt", "2"]
+    command += ["--folder", str(tmp_path / "scratch"), "--json", str(figures)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    runs = json.loads(figures.read_text())["runs"]
+    assert {way: run["requests"] for way, (run,) in runs.items()} == {
+        "headers": 40, "one layer": 40, "plain transfer": 1
+    }  # fmt: skip
+    (layer,) = runs["one layer"]
+    assert layer["wanted"] <= layer["received"] <= 1.01 * layer["wanted"]
     assert not any((tmp_path / "scratch").iterdir())
 
 

@@ -105,13 +105,24 @@ class Linear(Matrix):
         return resolve_equal(written, read, basis.values, precision)
 
     def white(self, group: Group, arrays: Arrays, symmetry: Symmetry) -> tuple[np.ndarray, np.ndarray]:
-        """Return symmetric matrices, where weights or else biases reach; directions that nothing reaches become 0."""
+        """Return symmetric matrices, where weights or else biases reach; directions that nothing reaches become 0.
+
+        Biases count where the weights have fewer columns than the block has channels, or where readers see more with
+        them. The rank of what is written alone would decide otherwise of a network and of its canonical form, in which
+        rows that nothing reads are 0.
+        """
         precision = precision_of(arrays, group, symmetry)
         written = joined_rows(arrays, group, symmetry, inverted=False)
         left, right, rank = _white(written, precision)
-        short = (rank < written.shape[-2]).any(axis=1)
-        if short.any():
+        k, m = written.shape[-2:]
+        short = np.flatnonzero((rank < k).any(axis=1))
+        if len(short):
             wide = joined_rows(arrays, group, symmetry, inverted=False, biases=True)[short]
+            if m >= k:
+                read = _transposed(joined_rows(arrays, group, symmetry, inverted=True)[short])
+                seen, seen_with_biases = (_rank(read @ side, precision) for side in (written[short], wide))
+                more = (seen_with_biases > seen).any(axis=1)
+                short, wide = short[more], wide[more]
             left[short], right[short], _ = _white(wide, precision)
         return left, right
 
@@ -272,6 +283,11 @@ def _fitting(where: str, A: NDArray[np.float64], B: NDArray[np.float64]) -> None
         expected, got = "(..., k, m) and (..., k, n) without empty axes", f"{A.shape} and {B.shape}"
         step = "Give both weights with the shared axis last but one, and the same stack."
         raise SymmetryError(Problem(where, "shapes of A and B", expected, got, step))
+
+
+def _rank(A: NDArray[np.float64], precision: float) -> NDArray[np.int64]:
+    """Return the ranks (...) of matrices (..., m, n)."""
+    return are_kept(np.linalg.svd(A, compute_uv=False), precision).sum(axis=-1)
 
 
 def _white(

@@ -84,21 +84,28 @@ def plain_row(row: Mapping[str, Any], *, location: str) -> dict[str, Any] | None
             return None
         if value is None or name == "finite":  # which is measured
             continue
-        if type(value) is not kind:
+        if not _is_plain(value, kind):
             value = plain[name] = json_of(value, location=location) if name == "extra" else number_of(value)
-            if type(value) is not kind and not (kind is float and type(value) is int and value in _EXACT):
+            if not _is_plain(value, kind):
                 return None
-        if (
-            (kind is str and not value.isascii())
-            or (kind is int and value not in _INT64)
-            or (kind is datetime and value.tzinfo not in (None, UTC))
-        ):
-            return None
     if type(id := plain.get("id")) is not str:
         return None
     if plain.get("member") is None:
         plain["member"] = id
     return None if any(value_problems([plain], location=location)) else plain
+
+
+def _is_plain(value: Any, kind: type) -> bool:
+    """Whether a table takes a value as it is."""
+    if kind is str:
+        return type(value) is str and value.isascii()
+    if kind is int:
+        return type(value) is int and value in _INT64
+    if kind is float:
+        return type(value) is float or (type(value) is int and value in _EXACT)
+    if kind is datetime:
+        return type(value) is datetime and value.tzinfo in (None, UTC)
+    return type(value) is kind
 
 
 def row_bytes(row: Mapping[str, Any]) -> int:

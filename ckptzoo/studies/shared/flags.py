@@ -1,4 +1,4 @@
-"""What rows say of whether their checkpoints can be used."""
+"""Which checkpoints can be used, as far as their rows say."""
 
 import numpy as np
 import pyarrow as pa

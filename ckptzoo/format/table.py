@@ -10,6 +10,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -90,6 +91,7 @@ class Columns(Protocol):
     def __getitem__(self, name: str, /) -> pa.ChunkedArray: ...
 
 
+@cache
 def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
     """The Arrow schema of a part's rows; ``id`` is never null."""
     return pa.schema([pa.field(column.name, TYPES[column.type], column.name != "id") for column in columns])
@@ -113,7 +115,11 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
             raise UnknownNameError(location, "column", name, schema.names, hint)
     columns: list[pa.Array] = []
     problems: list[Problem] = []
+    given = set[str]().union(*rows)
     for spec in schema:
+        if spec.name not in given and spec.nullable:
+            columns.append(pa.nulls(len(rows), spec.type))
+            continue
         values = [row.get(spec.name) for row in rows]
         try:
             # Arrow truncates floats silently
@@ -162,6 +168,25 @@ def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
     ``ChunkedArray.to_numpy`` would import pandas, which takes longer than opening a zoo.
     """
     return np.concatenate([np.empty(0, column.type.to_pandas_dtype()), *map(np.from_dlpack, column.chunks)])
+
+
+def filled_with(column: pa.ChunkedArray, missing: float) -> NDArray[Any]:
+    """(N,) a column of numbers or truth values, with ``missing`` where it holds nothing.
+
+    ``fill_null`` and ``to_numpy`` of pyarrow would import pandas.
+    """
+    is_bool, kind = pa.types.is_boolean(column.type), np.dtype(column.type.to_pandas_dtype())
+    pieces = [np.empty(0, kind)]
+    for chunk in column.chunks:
+        own, (valid, data) = slice(chunk.offset, chunk.offset + len(chunk)), chunk.buffers()
+        values = _bits(data) if is_bool else np.frombuffer(data, kind)
+        pieces.append(np.where(_bits(valid)[own], values[own], kind.type(missing)) if chunk.null_count else values[own])
+    return np.concatenate(pieces)
+
+
+def _bits(buffer: pa.Buffer) -> NDArray[np.bool_]:
+    """The bits of a buffer, in Arrow's order."""
+    return np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").view(np.bool_)
 
 
 def array_of(values: NDArray[Any]) -> pa.Array:

@@ -24,7 +24,8 @@ from ckptzoo.format.durable import make_folder, write_file
 from ckptzoo.format.files import Folder
 from ckptzoo.format.header import numpy_dtype, rounded
 from ckptzoo.format.reader import read_contents
-from ckptzoo.format.writer import append, as_numpy, as_state_dict, create
+from ckptzoo.format.singles import as_numpy
+from ckptzoo.format.writer import append, as_state_dict, create
 from ckptzoo.recording.claims import HEARTBEAT_SECONDS, Claim, Claims
 from ckptzoo.recording.unit_files import UnitBuffer, read_facts
 from ckptzoo.recording.units import (

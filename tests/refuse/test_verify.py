@@ -94,9 +94,10 @@ def test_what_is_found_in_shards_does_not_depend_on_how_they_are_read(tmp_path, 
         path.write_bytes(data)
     expected = {str(problem) for problem in ckptzoo.verify(zoo)}
     assert len(expected) >= 4
-    for chunk, task, ahead in ((7, 100, 1), (64, 1, 2), (1000, 3000, 128), (2**20, 0, 3)):
+    for chunk, small, ahead in ((7, 100, 1), (64, 2**20, 2), (1000, 3000, 128), (2**20, 0, 3)):
         monkeypatch.setattr(verify_module, "_CHUNK", chunk)
-        monkeypatch.setattr(verify_module, "_TASK_BYTES", task)
+        monkeypatch.setattr(verify_module, "_SMALL_BYTES", small)
+        monkeypatch.setattr(verify_module, "_BUFFERS", 1 + ahead % 4)
         monkeypatch.setattr(verify_module, "_AHEAD", ahead)
         assert {str(problem) for problem in ckptzoo.verify(zoo)} == expected
 

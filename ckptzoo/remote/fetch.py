@@ -24,8 +24,9 @@ WASTE_BYTES = 200_000
 SPLIT_BYTES = 32 * 2**20
 """A request of at least twice this is split in two, if it is the only one of its file."""
 FEW_REQUESTS = 2
-"""Requests to one file: a long one is split until there are as many, and ``WASTE_BYTES`` are spent on no fewer. How many
-run at once is ``WORKERS`` of ``remote.py``.
+"""Requests to one file: a long one is split until there are as many, and ``WASTE_BYTES`` are spent on no fewer.
+
+How many run at once is ``WORKERS`` of ``remote.py``.
 """
 
 

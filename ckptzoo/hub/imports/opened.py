@@ -126,6 +126,10 @@ class OpenedSource(ImportSource):
         self.reasons, self._parts = dict[str, str](), dict[str, str]()
         self.facts = dict[str, str]()
 
+    def repository_of(self, path: str) -> str:
+        """Return the address of the repository that holds a file; empty where none does."""
+        return self._source.repository_of(path)
+
     def files(self) -> Iterator[OpenedFile]:
         """Iterate over all files that are not passed over."""
         self._nested_bytes = self._nested_files = 0

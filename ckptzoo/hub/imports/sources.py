@@ -98,11 +98,12 @@ class ImportSource(ABC):
     ``nbytes`` are bytes in all, as ``position`` counts those that the last pass has read or skipped. ``is_local`` says
     that looking into a file costs no request, ``is_reopened`` that a file may be opened again during a pass,
     ``in_order`` that all of it has to be read to know its files. ``dangling`` has the paths of links that lead to no
-    file; ``repository`` is the address of the hub's repository that it is or is in, empty where there is none.
+    file; ``repository`` is the address of the hub's repository that it is or is in, empty where there is none, and
+    ``root`` what its paths begin with besides those in the repository.
     """
 
     is_local = True
-    repository = ""
+    repository = root = ""
     is_reopened = False
     in_order = False
     dangling: Sequence[str] = ()
@@ -113,6 +114,10 @@ class ImportSource(ABC):
     @abstractmethod
     def files(self) -> Iterator[SourceFile]:
         """Iterate over all files: folders and zip archives in order of their paths, tar archives in their own."""
+
+    def repository_of(self, path: str) -> str:
+        """Return the address of the repository that holds a file; empty where none does."""
+        return self.repository
 
 
 def open_path(path: Path) -> ImportSource:

@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -130,11 +131,17 @@ class RepositorySource(ImportSource):
         self.position = 0
         for name in self._names:
             entry = self._store.entries[name]
-            yield SourceFile(self.root + name.removeprefix(self._inside), entry.size, self._opener(name))
+            path, fetch = self.root + name.removeprefix(self._inside), partial(_fetch, self._store, name)
+            yield SourceFile(path, entry.size, self._opener(name), fetch, entry.digest)
             self.position += entry.size
 
     def _opener(self, name: str) -> Any:
         return lambda: _buffered(self._store, name)
+
+
+def _fetch(store: Store, name: str, start: int, stop: int) -> bytes:
+    pieces = read_range(store, name, start, stop, retry_policy=RetryPolicy(), cancel=CancelToken())
+    return b"".join(pieces)
 
 
 def _buffered(store: Store, name: str) -> IO[bytes]:

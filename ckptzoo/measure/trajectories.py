@@ -1,7 +1,7 @@
 """Whether the checkpoints of one training run are in the order in which they were trained.
 
-Let ``w_0, w_1, ...`` be the weights at the steps of a run. For two steps i < j and neighbours a of i and b of j, none of
-them i or j, look at
+Let ``w_0, w_1, ...`` be the weights at the steps of a run. For two steps i < j and neighbours a of i and b of j, none
+of them i or j, look at
 
     <w_j - w_i, w_b - w_a>,                    a in {i-1, i-2} and b in {j+1, j+2} where j = i + 1,
                                                a in {i-1, i+1} and b in {j-1, j+1} elsewhere.
@@ -16,15 +16,18 @@ the true one, although nothing is out of order.) A process with the correlation 
 around a minimum (Ornstein and Uhlenbeck), adds c (1 - c) times its variance where j = i + 1, which is not negative.
 
 Exchanging the weights of i and j changes the sign of all of these products. So they are negative together where two
-steps were swapped, and one of them is negative elsewhere only where weights oscillate with a period of few steps, as
-they do beyond the edge of stability; the two parities of j - i and b - a keep a period of two from making all of them
-negative. Three conditions make a finding: all products are negative, with a cosine below ``-COSINE`` and, relative to
-the larger of both squared lengths, below ``-SHARE``, so that steps which hardly differ are not judged; and the path
-through all steps becomes shorter by the exchange. Of several pairs that fit, the one that shortens the path most is
-exchanged first, and the rest are looked at again.
+steps were swapped, and elsewhere only by chance, where weights move in few directions, or where they oscillate with a
+period of few steps, as beyond the edge of stability: the two parities of b - a keep a period of two from making all of
+them negative. A finding needs all products below 0; the nearest ones with a cosine below ``-COSINE`` and, relative to
+the larger of both squared lengths, below ``-SHARE``, so that steps which hardly differ are not judged; the same sign
+in most tensors; and a path through all steps that becomes shorter by the exchange. Of several pairs that fit, the one
+that shortens the path most is exchanged first, and the rest are looked at again. At last the run itself is the measure:
+with the swapped steps put right, its cosines say how far below its median one is by chance, and where several steps
+still go back, the order is not known and nothing is found.
 
 Where j = i + 1 are the first two or the last two steps, only one side has neighbours: <w_1 - w_0, w_b - w_0> with b in
-{2, 3} is positive for each of drift, walk and noise, and negative after an exchange where the drift outweighs the rest.
+{2, 3} is positive for each of drift, walk and noise, and clearly negative after an exchange only where the drift
+outweighs the rest.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,8 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 COSINE, SHARE, AT_ENDS = 0.2, 0.06, 0.4
-"""Bounds of the cosine and of the product relative to the squared lengths, and of the cosine at the ends of a run, where
-only one side is known. tests/measure/test_trajectories.py measures them on networks that are trained there.
+"""Bounds of the cosine and of the product relative to the squared lengths, and of the cosine at the ends of a run,
+where only one side is known. tests/hub/audits/test_planted.py tries them on networks that are trained there.
 """
 _CONSENSUS = 0.7
 """Share of the tensors in which the product is negative: directions of one layer may oscillate alone."""
@@ -48,6 +51,7 @@ _SPREADS = 2
 """How far a cosine is below the run's median, in units of the distance to its lowest twentieth."""
 _AROUND = 3
 _FAR, _FAR_AT_ENDS = 2.0, 4.0
+_ROOM = 1.25
 _EPSILON = 1e-300
 
 
@@ -84,9 +88,46 @@ def order_of(tensors: Sequence[NDArray[Any]]) -> Order:
     touched = {at for place in np.flatnonzero(order != np.arange(count)) for at in range(place - 2, place + 3)}
     if entangled or len(back) > max(1, _DOUBTS * count) or touched & {int(at) for at in back}:
         return Order([], False)
-    # what one step in twenty does by chance says nothing
-    median, low = np.quantile(cosines, (0.5, 0.05))
-    return Order(sorted((i, j) for i, j, cosine in swapped if cosine < median - _SPREADS * (median - low)), True)
+    return Order(sorted((i, j) for i, j, cosine in swapped if cosine < _least(cosines)), True)
+
+
+def _least(turns: NDArray[np.float64]) -> float:
+    """Return the cosine that is an exception in a run: what one step in twenty does by chance says nothing."""
+    median, low = np.quantile(turns, (0.5, 0.05))
+    return float(median - _SPREADS * (median - low))
+
+
+class Exchange(NamedTuple):
+    """The evidence about two steps: the smallest of the cosines that the order is judged by, and of the shares.
+
+    ``can_be_told`` is True where an exchange of both is a finding, with some room.
+    """
+
+    cosine: float
+    share: float
+    can_be_told: bool
+
+
+def exchange(tensors: Sequence[NDArray[Any]], i: int, j: int) -> Exchange:
+    """Return how well the order of two steps of a run that is in order can be told."""
+    gram = np.sum([one for one in map(_gram, tensors) if one is not None], axis=0)
+    distances = _distances(gram)
+    first, second = np.array([i]), np.array([j])
+    cosine, share, is_told, judged = 1.0, 1.0, True, 0
+    for start, end, which, cosine_bound, share_bound in _contexts(first, second, len(gram)):
+        if not which[0]:
+            continue
+        a, b, judged = int(start[0]), int(end[0]), judged + 1
+        product = gram[j, b] - gram[j, a] - gram[i, b] + gram[i, a]
+        lengths = distances[i, j], distances[a, b]
+        values = product / max(lengths[0] * lengths[1], _EPSILON), product / max(*lengths, _EPSILON) ** 2
+        is_told &= values[0] > _ROOM * cosine_bound and values[1] > _ROOM * share_bound
+        if cosine_bound:
+            cosine, share = min(cosine, float(values[0])), min(share, float(values[1]))
+    turns = _turns(gram)
+    near = [turns[at - 1] for place in (i, j) for at in range(place - 2, place + 3) if 1 <= at <= len(turns)]
+    is_calm = min(near, default=1.0) >= -_DOUBT and -cosine < _least(turns)
+    return Exchange(cosine, share, bool(is_told and judged and is_calm))
 
 
 def strangers(tensors: Sequence[NDArray[Any]]) -> list[int]:

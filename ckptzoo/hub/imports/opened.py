@@ -277,9 +277,7 @@ class OpenedSource(ImportSource):
     ) -> OpenedFile:
         self.forms[path] = form
         again = None if reopen is None else partial(self._open, path, reopen)
-        return OpenedFile(
-            path, size, partial(self._open, path, opener), form=form, packed_by=packed_by, reopen=again
-        )
+        return OpenedFile(path, size, partial(self._open, path, opener), form=form, packed_by=packed_by, reopen=again)
 
     def _of_container(
         self,

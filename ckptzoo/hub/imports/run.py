@@ -582,9 +582,7 @@ class _Importer:
                 self._refuse(arrays.path, "member and step", "each once", checkpoint_id(member, step))
                 continue
             self._seen.add(unit)
-            extra = merged(
-                self._known(arrays.path), columns.get("extra", {}), {"file": arrays.path.partition("[")[0]}
-            )
+            extra = merged(self._known(arrays.path), columns.get("extra", {}), {"file": arrays.path.partition("[")[0]})
             row: Row = {**self.defaults, **columns, "extra": extra, "unit": unit, "source": self.label}
             row |= {"id": checkpoint_id(member, step), "member": member}
             if step is not None:

@@ -147,7 +147,7 @@ def _prefixes(places: Sequence[Place]) -> tuple[str, list[str]]:
     """Return the last folder that all places share, empty for none, and the paths of all from there."""
     parts = [_parts(place) for place in places]
     kinds = sorted({item[0] for item in parts})
-    shared = {kind: os.path.commonprefix([item for item in parts if item[0] == kind]) for kind in kinds}
+    shared = {kind: _beginning([item for item in parts if item[0] == kind]) for kind in kinds}
     inner, outer = sorted((item for item in parts if item[0] == "local"), key=len, reverse=True), shared.get("local")
     if len(inner) > 1 and outer in inner:
         got = " and ".join("/" + "/".join(item[1:]) for item in (inner[-1], inner[0]))
@@ -158,6 +158,13 @@ def _prefixes(places: Sequence[Place]) -> tuple[str, list[str]]:
         rest = [item[1:] for item in rest]
     name = shared[kinds[0]][-1] if len(kinds) == 1 and len(shared[kinds[0]]) > 1 else ""
     return name, ["/".join(item) for item in rest]
+
+
+def _beginning(parts: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return what all of several paths begin with."""
+    first, last = min(parts), max(parts)
+    equal = next((at for at, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:equal]
 
 
 def _parts(place: Place) -> tuple[str, ...]:

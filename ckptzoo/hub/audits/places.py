@@ -20,8 +20,8 @@ from ckptzoo.schema.architecture import ITEMSIZE
 
 Fetch = Callable[[int, int], bytes]
 _LOCAL, _SPARE = 30, 256
-"""Bytes of a zip member's own header (APPNOTE.TXT of PKWARE, 4.3.7), and those that its name and padding may take: torch
-aligns numbers to 64 bytes.
+"""Bytes of a zip member's own header (APPNOTE.TXT of PKWARE, 4.3.7), and those that its name and padding may take:
+torch aligns numbers to 64 bytes.
 """
 _DIRECTORY, _BLOCK = 2**24, 2**14
 """Bytes of an archive's directory that are read at most, and how many are read at a time."""
@@ -30,7 +30,7 @@ _STEP = "Fetch it again."
 
 @dataclass(frozen=True)
 class Place:
-    """The bytes of one tensor in a file; with ``in_member`` the offset is that of a zip member, whose header is first."""
+    """The bytes of one tensor in a file; with ``in_member`` the offset is that of a zip member, header included."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, columns, say
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.hub.audit.judgement import Finding, judged
-from ckptzoo.hub.audit.sources import PlacesReader, Transfer, steps_of
-from ckptzoo.hub.audit.steps import ROUNDS, Piece, Step, pieces_of
-from ckptzoo.hub.audit.zoos import steps_of_zoo
+from ckptzoo.hub.audits.judgement import Finding, judged
+from ckptzoo.hub.audits.sources import Transfer, steps_of
+from ckptzoo.hub.audits.steps import ROUNDS, Piece, Step, pieces_of
+from ckptzoo.hub.audits.zoos import steps_of_zoo
 from ckptzoo.hub.imports.source_lists import open_sources
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import JsonFields
@@ -73,13 +73,15 @@ class Audit(PrintedResult, JsonFields):
             if not items:
                 continue
             table = columns(title)
-            for name in ("run", "what", "next"):
+            for name in ("run", "what"):
                 table.add_column(name, overflow="fold")
             for item in items[:_MAX_LISTED]:
-                table.add_row(item.kind, excerpt(item.run, 60), item.detail, item.next_step)
+                table.add_row(item.kind, excerpt(item.run, 60), item.detail)
             out.print(table)
             if len(items) > _MAX_LISTED:
                 say(out, f"... and {len(items) - _MAX_LISTED:,} more; --json lists all")
+        for step in dict.fromkeys(item.next_step for item in (*self.findings, *self.notes) if item.next_step):
+            say(out, step)
         for item in self.passed_over[:_MAX_LISTED]:
             say(out, f"not looked into: {excerpt(item['file'], 120)}: {item['reason']}")
         read = f"; {size(self.bytes_read)} read of {size(self.bytes_stored)}" if self.bytes_stored else ""
@@ -134,7 +136,7 @@ def audit(
     --------
     >>> result = ckptzoo.hub.audit("cards/mnist-optunet-trajectories")
     >>> result.runs, list(result.findings)
-    (64, [])
+    (32, [])
     """
     given = [source] if isinstance(source, str | Path) else list(source)
     zoos = [item for item in given if _is_zoo(item)]
@@ -143,9 +145,7 @@ def audit(
     transfer, unreadable, passed = Transfer(), dict[str, str](), dict[str, str]()
     if others:
         opened = open_sources(others, endpoint=endpoint, token=token)
-        found = steps_of(
-            opened, transfer, include=include, exclude=exclude, everything=everything, progress=progress
-        )
+        found = steps_of(opened, transfer, include=include, exclude=exclude, everything=everything, progress=progress)
         steps += found.steps
         unreadable, passed = found.unreadable, found.passed
     if not steps and not unreadable:

@@ -11,7 +11,7 @@
     series     steps that are missing from regular series
 """
 
-from ckptzoo.hub.audit.api import Audit, audit
-from ckptzoo.hub.audit.judgement import Finding
+from ckptzoo.hub.audits.api import Audit, audit
+from ckptzoo.hub.audits.judgement import Finding
 
 __all__ = ["Audit", "Finding", "audit"]

@@ -17,7 +17,7 @@ ROUNDS = 3
 """Samples that are taken one after another where numbers of the one before do not move."""
 _TENSORS = 6
 """Tensors that a sample reads."""
-_SHARE, _LEAST, _MOST = 300, 2**14, 2**18
+_SHARE, _LEAST, _MOST = 300, 2**14, 2**16
 """A sample has one part in this many of a checkpoint's bytes, within these bounds in bytes."""
 _FLOATS = ("float64", "float32", "float16", "bfloat16")
 _GOLDEN = 0.6180339887498949

@@ -3,16 +3,15 @@
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby
+from itertools import combinations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ckptzoo.hub.audit.series import missing_beside, missing_steps
-from ckptzoo.hub.audit.steps import Piece, Step, is_finite
+from ckptzoo.hub.audits.series import missing_beside, missing_steps
+from ckptzoo.hub.audits.steps import Step, is_finite
 from ckptzoo.measure.trajectories import order_of, strangers
 from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import counted, excerpt
@@ -21,9 +20,9 @@ _STANDS_STILL = 0.2
 """Share of the numbers that change from one step to the next below which two steps may well be equal: rounded to
 bfloat16, most updates of a small learning rate change nothing.
 """
-_FIRST_STEPS = 8
-"""The first distance between steps is short where it is below the median by this factor: updates are skipped there until
-the loss's scale fits, and a learning rate that grows from 0 changes nothing at first.
+_UPDATES, _FIRST_STEPS = 16, 8
+"""The first steps are near to one another where they are at most so many apart, or below the median distance by this
+factor: updates are skipped there until the loss's scale fits, and a learning rate that grows from 0 changes nothing.
 """
 _SURE = 0.7
 """One of two places is that of weights which are nearer to its neighbours by this factor."""
@@ -84,7 +83,9 @@ def judged(steps: Sequence[Step], read_all: Callable[[Sequence[Step]], None]) ->
         run.check_headers()
         run.check_numbers()
         run.check_claims()
-        run.check_trajectory([_Group([step for step in group.steps if step in own], group.is_certain) for group in groups])
+        run.check_trajectory(
+            [_Group([step for step in group.steps if step in own], group.is_certain) for group in groups]
+        )
     _check_gaps(runs, judgement)
     _check_other_runs(runs, groups, judgement)
     return judgement
@@ -102,7 +103,8 @@ def _runs(steps: Sequence[Step]) -> dict[str, list[Step]]:
         several = len(forms[step.run]) > 1
         runs[f"{step.run} ({form[id(step)]})" if several and step.step is not None else step.run].append(step)
     return {
-        name: sorted(own, key=lambda step: (step.step is None, step.step or 0, step.where)) for name, own in runs.items()
+        name: sorted(own, key=lambda step: (step.step is None, step.step or 0, step.where))
+        for name, own in runs.items()
     }
 
 
@@ -120,7 +122,7 @@ def _equal(steps: Sequence[Step], read_all: Callable[[Sequence[Step]], None]) ->
         by_digest: dict[str, list[Step]] = defaultdict(list)
         for step in alike:
             by_digest[step.digest].append(step)
-        if all(step.digest.startswith("numbers:") for step in alike) or len(by_digest) == 1 and alike[0].digest:
+        if all(step.digest.startswith("numbers:") for step in alike) or (len(by_digest) == 1 and alike[0].digest):
             groups += [_Group(equal, True) for equal in by_digest.values() if len(equal) > 1]
         else:
             groups.append(_Group(alike, False))
@@ -137,7 +139,9 @@ class _Run:
         # of several checkpoints that say no step, none has a place on the trajectory
         self.timed = [step for step in steps if step.step is not None and step.layout == self.layout]
 
-    def found(self, kind: str, steps: Iterable[Step], detail: str, next_step: str = _AGAIN, *, note: bool = False) -> None:
+    def found(
+        self, kind: str, steps: Iterable[Step], detail: str, next_step: str = _AGAIN, *, note: bool = False
+    ) -> None:
         """Add a finding, or a note."""
         numbers = tuple(step.step for step in steps if step.step is not None)
         target = self.judgement.notes if note else self.judgement.findings
@@ -205,18 +209,29 @@ class _Run:
         extent = "" if is_certain else f" in the {numbers.count:,} numbers that were read of each"
         last = len(self.timed) - 1
         if at[-1] - at[0] == len(at) - 1:
-            shares = [numbers.moved(*pair) for pair in ((at[0] - 1, at[0]), (at[-1], at[-1] + 1)) if 0 <= pair[0] and pair[1] <= last]
+            shares = [
+                numbers.moved(*pair)
+                for pair in ((at[0] - 1, at[0]), (at[-1], at[-1] + 1))
+                if pair[0] >= 0 and pair[1] <= last
+            ]
             is_short = at[0] == 0 and self._begins_slowly(at[-1])
             if is_short or (shares and min(shares) < _STANDS_STILL):
-                why = "the first updates may have been skipped" if is_short else (
-                    f"{min(shares):.1%} of the numbers change beside them: training hardly moves at this precision"
+                why = (
+                    "nothing may have been learnt yet (updates that were skipped, a learning rate of 0)"
+                    if is_short
+                    else (
+                        f"{min(shares):.1%} of the numbers change beside them: training hardly moves at this precision"
+                    )
                 )
                 self.found("copy", steps, f"steps {_listed(steps)} have the same weights{extent}; {why}", "", note=True)
                 return set(at[1:])
             self.found("copy", steps, f"steps {_listed(steps)} have the same weights{extent}")
             return set(at[1:])
         owner = numbers.owner(at)
-        if not is_certain and min(numbers.moved(place, place + 1) for place in range(at[0], at[-1])) < _STANDS_STILL / 4:
+        if (
+            not is_certain
+            and min(numbers.moved(place, place + 1) for place in range(at[0], at[-1])) < _STANDS_STILL / 4
+        ):
             text = f"steps {_listed(steps)} are equal{extent}, and hardly any number moves between them"
             self.found("copy", steps, text, "Read all numbers: --all.", note=True)
             return set(at)
@@ -231,8 +246,8 @@ class _Run:
 
     def _begins_slowly(self, until: int) -> bool:
         steps = [step.step or 0 for step in self.timed]
-        distances = np.diff(steps)
-        return len(distances) > 2 and float(steps[until] - steps[0]) * _FIRST_STEPS <= float(np.median(distances))
+        passed, distances = steps[until] - steps[0], np.diff(steps)
+        return passed <= _UPDATES or float(passed) * _FIRST_STEPS <= float(np.median(distances))
 
 
 class _Numbers:
@@ -243,7 +258,9 @@ class _Numbers:
         arrays = [np.stack([step.values[piece] for step in steps]) for piece in shared]
         bits = [array.view(f"u{array.dtype.itemsize}") for array in arrays]
         moving = [(one != one[0]).any(axis=0) for one in bits]
-        self._bits = np.concatenate([one[:, moves].astype(np.uint64) for one, moves in zip(bits, moving, strict=True)], 1)
+        self._bits = np.concatenate(
+            [one[:, moves].astype(np.uint64) for one, moves in zip(bits, moving, strict=True)], 1
+        )
         self.count = sum(piece.count for piece in shared)
         # NaN and infinity are found elsewhere, and have no distances
         self.tensors = [
@@ -283,10 +300,15 @@ def _check_gaps(runs: Mapping[str, Sequence[Step]], judgement: Judgement) -> Non
     for (name, own), lacking in zip(series.items(), beside, strict=True):
         missing = sorted({*missing_steps(own), *lacking})
         if missing:
-            shown = ", ".join(map(str, missing[:_SHOWN])) + (f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else "")
+            shown = ", ".join(map(str, missing[:_SHOWN])) + (
+                f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
+            )
             why = "which most runs have" if set(missing) <= set(lacking) else "by the steps around them"
-            text = f"{'step' if len(missing) == 1 else 'steps'} {shown} {'is' if len(missing) == 1 else 'are'} missing, {why}"
-            judgement.findings.append(Finding("gap", name, tuple(missing), text, "Fetch them, or ask who published them."))
+            are = ("step", "is") if len(missing) == 1 else ("steps", "are")
+            text = f"{are[0]} {shown} {are[1]} missing, {why}"
+            judgement.findings.append(
+                Finding("gap", name, tuple(missing), text, "Fetch them, or ask who published them.")
+            )
 
 
 def _check_other_runs(runs: Mapping[str, Sequence[Step]], groups: Sequence[_Group], judgement: Judgement) -> None:
@@ -294,33 +316,46 @@ def _check_other_runs(runs: Mapping[str, Sequence[Step]], groups: Sequence[_Grou
     run_of = {id(step): name for name, own in runs.items() for step in own}
     index = {id(step): at for own in runs.values() for at, step in enumerate(own)}
     strange = {(item.run, step) for item in judgement.findings if item.kind == "stranger" for step in item.steps}
+
+    def is_strange(step: Step) -> bool:
+        return (run_of[id(step)], step.step) in strange
+
     shared: dict[tuple[str, str], list[tuple[Step, Step, bool]]] = defaultdict(list)
     for group in groups:
         for one, other in combinations(group.steps, 2):
             if run_of[id(one)] != run_of[id(other)]:
-                one, other = sorted((one, other), key=lambda step: run_of[id(step)])
-                shared[run_of[id(one)], run_of[id(other)]].append((one, other, group.is_certain))
+                first, second = sorted((one, other), key=lambda step: (is_strange(step), run_of[id(step)]))
+                shared[run_of[id(first)], run_of[id(second)]].append((first, second, group.is_certain))
     together: dict[int, set[str]] = defaultdict(set)
     for (first, second), pairs in shared.items():
-        places = sorted((index[id(one)], index[id(other)]) for one, other, _ in pairs)
-        is_start = places == [(at, at) for at in range(len(places))] and all(one.step == two.step for one, two, _ in pairs)
-        length = min(len(runs[first]), len(runs[second]))
-        is_strange = any((run_of[id(step)], step.step) in strange for one, two, _ in pairs for step in (one, two))
-        if is_start and len(places) < length and not is_strange:
+        places = sorted((index[id(one)], index[id(two)]) for one, two, _ in pairs)
+        is_start = places == [(at, at) for at in range(len(places))] and all(
+            one.step == two.step and not is_strange(two) for one, two, _ in pairs
+        )
+        if is_start and len(places) < min(len(runs[first]), len(runs[second])):
             together[len(places)] |= {first, second}
             continue
-        certain = all(item for *_, item in pairs)
-        extent = "" if certain else " in the numbers that were read"
-        if is_start and len(places) == length:
-            text = f"has the weights of {excerpt(first)} at all {counted(length, 'step')}{extent}"
-            judgement.findings.append(Finding("other-run", second, tuple(two.step for _, two, _ in pairs if two.step is not None), text))
-            continue
-        for one, two, _ in pairs:
+        extent = "" if all(is_certain for *_, is_certain in pairs) else " in the numbers that were read"
+        alike = [two for one, two, _ in pairs if one.step == two.step]
+        others = [(one, two) for one, two, _ in pairs if one.step != two.step]
+        if alike:
+            named = _of(alike[0]) if len(alike) == 1 else f"steps {_listed(alike)}"
+            text = f"{named} {'has' if len(alike) == 1 else 'have'} the weights of {excerpt(first)} there{extent}"
+            numbers = tuple(two.step for two in alike if two.step is not None)
+            judgement.findings.append(Finding("other-run", second, numbers, text))
+        for one, two in others:
             text = f"{_of(two)} has the weights of {excerpt(first)} at {_of(one)}{extent}"
             judgement.findings.append(Finding("other-run", second, () if two.step is None else (two.step,), text))
+    known = {(item.run, step) for item in judgement.findings if item.kind == "other-run" for step in item.steps}
+    judgement.findings[:] = [
+        item
+        for item in judgement.findings
+        if item.kind != "stranger" or not {(item.run, step) for step in item.steps} & known
+    ]
     for count, names in sorted(together.items()):
-        text = f"{counted(len(names), 'run')} begin with the same {counted(count, 'step')}: {', '.join(sorted(names)[:_SHOWN])}"
-        judgement.notes.append(Finding("other-run", sorted(names)[0], (), text, ""))
+        shown = ", ".join(sorted(names)[:_SHOWN])
+        text = f"{counted(len(names), 'run')} begin with the same {counted(count, 'step')}: {shown}"
+        judgement.notes.append(Finding("other-run", min(names), (), text, ""))
 
 
 def _increasing(values: Sequence[int]) -> set[int]:

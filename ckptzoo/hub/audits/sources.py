@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.hub.audit.places import Place, safetensors_places, torch_places
-from ckptzoo.hub.audit.steps import ROUNDS, Layout, Piece, Step, digest_of, is_finite, layout_of, pieces_of
+from ckptzoo.hub.audits.places import Place, safetensors_places, torch_places
+from ckptzoo.hub.audits.steps import ROUNDS, Layout, Piece, Step, digest_of, layout_of, pieces_of
 from ckptzoo.hub.imports.adapters import Adapter, FoundCheckpoints, Options
 from ckptzoo.hub.imports.adapters.adapter import SUFFIXES, Broken, FoundArrays
 from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
@@ -129,8 +129,14 @@ class _SparseSource(ImportSource):
         if key not in self._heads:
             size = min(file.size, max(min(_HEAD, file.size // _HEAD_SHARE), _LEAST_HEAD))
             size = file.size if file.size <= _SIDE else size
-            self._heads[key] = self._pool.submit(fetch, 0, size)
+            self._heads[key] = self._pool.submit(_first, fetch, size)
         self._heads[file.path] = self._heads[key]
+
+
+def _first(fetch: Callable[[int, int], bytes], size: int) -> bytes:
+    """Return the first bytes of a file; of safetensors the header alone, because heads of all files are kept."""
+    data = fetch(0, size)
+    return data[: 8 + int.from_bytes(data[:8], "little")] if data[8:9] == b"{" else data
 
 
 class _Ranges(RawIOBase):
@@ -174,7 +180,7 @@ class _Reading:
         self._sparse, self._opened, self._adapter, self._process = sparse, opened, adapter, process
         self._everything, self._reader = everything, Reader(process, opened.address)
         self.found = Found([], {}, {})
-        self.sizes = list[int]()
+        self.sizes, self._layouts = list[int](), dict[Layout, Layout]()
 
     def take(self, entry: Any) -> None:
         """Add the steps of one file, or note why there are none."""
@@ -222,6 +228,7 @@ class _Reading:
         if not places:
             raise ZooError(Problem(entry.path, "content", "tensors", "none", "Leave it out: --exclude."))
         layout: Layout = tuple((name, place.dtype, place.shape) for name, (_, place) in sorted(places.items()))
+        layout = self._layouts.setdefault(layout, layout)
         reader = PlacesReader(places, self._opened, entry.path, self._everything)
         step, claims = self._step(entry, facts)
         digests = [file.digest or "" for file in files]

@@ -7,20 +7,24 @@ import numpy as np
 
 import ckptzoo
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.hub.audit.steps import Layout, Piece, Step, digest_of
+from ckptzoo.hub.audits.steps import Layout, Piece, Step, digest_of
 from ckptzoo.loader.zoo import Zoo
 
 
 def steps_of_zoo(address: str | os.PathLike[str]) -> list[Step]:
     """Return the steps of a zoo's members."""
     zoo = ckptzoo.open(address)
-    names = ("id", "member", "step")
-    ids, members, steps = (zoo.column(name).to_pylist() for name in names)
+    ids, members, steps, methods, modes = (
+        zoo.column(name).to_pylist() for name in ("id", "member", "step", "method", "mode")
+    )
     layout: Layout = tuple(sorted((item.name, item.dtype, item.shape) for item in zoo.arch.tensors))
     reader = ZooReader(zoo)
     found: list[Step] = []
-    for row, (name, member, step) in enumerate(zip(ids, members, steps, strict=True)):
-        found.append(Step(member or name, step, name, layout, reader))
+    for row, name in enumerate(ids):
+        # draws of a posterior are no steps, and several may be equal
+        is_draw = methods[row] is not None
+        run = (modes[row] or methods[row]) if is_draw else (members[row] or name)
+        found.append(Step(run, None if is_draw else steps[row], name, layout, reader))
         reader.rows[name] = row
     return found
 

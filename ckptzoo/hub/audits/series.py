@@ -1,5 +1,6 @@
 """Steps that are missing from a series of steps at regular distances or ratios."""
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,10 +13,10 @@ _EQUAL = 3
 def missing_steps(steps: Sequence[int]) -> list[int]:
     """Return the steps that a series lacks.
 
-    Between two neighbours steps are missing where their distance is a whole multiple of both distances beside it, which
-    are equal, or, with ratios in place of distances, a whole power. At the ends, where one side has no neighbour, all
-    other distances (or ratios) must be equal. Steps that grow more distant, as from powers of two to multiples of 1,000,
-    are regular.
+    Between two neighbours steps are missing where their distance is a whole multiple of both distances beside it,
+    which are equal, or, with ratios in place of distances, a whole power. At the ends, where one side has no neighbour,
+    all other distances (or ratios) must be equal. Steps that grow more distant, as from powers of two to multiples of
+    1,000, are regular.
 
     >>> missing_steps([0, 100, 200, 400, 500]), missing_steps([1, 2, 4, 16, 32])
     ([300], [8])
@@ -39,7 +40,7 @@ def missing_beside(runs: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _by_distance(steps: Sequence[int], at: int) -> list[int]:
-    distances = [b - a for a, b in zip(steps, steps[1:], strict=False)]
+    distances = [b - a for a, b in itertools.pairwise(steps)]
     beside = [distances[other] for other in (at - 1, at + 1) if 0 <= other < len(distances)]
     if len(beside) == 1:
         others = [*distances[:at], *distances[at + 1 :]]
@@ -62,7 +63,7 @@ def _by_ratio(steps: Sequence[int], at: int) -> list[int]:
             return []
     else:
         positive = [step for step in steps if step > 0]
-        others = [b / a for a, b in zip(positive, positive[1:], strict=False) if a != low]
+        others = [b / a for a, b in itertools.pairwise(positive) if a != low]
         ratio = others[-1] if len(others) >= _EQUAL else 0.0
         if not ratio or max(others) - min(others) > 0.02 * ratio:
             return []

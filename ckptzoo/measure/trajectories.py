@@ -110,7 +110,8 @@ class Exchange(NamedTuple):
 
 def exchange(tensors: Sequence[NDArray[Any]], i: int, j: int) -> Exchange:
     """Return how well the order of two steps of a run that is in order can be told."""
-    gram = np.sum([one for one in map(_gram, tensors) if one is not None], axis=0)
+    grams = np.stack([one for one in map(_gram, tensors) if one is not None])
+    gram = grams.sum(axis=0)
     distances = _distances(gram)
     first, second = np.array([i]), np.array([j])
     cosine, share, is_told, judged = 1.0, 1.0, True, 0
@@ -127,7 +128,8 @@ def exchange(tensors: Sequence[NDArray[Any]], i: int, j: int) -> Exchange:
     turns = _turns(gram)
     near = [turns[at - 1] for place in (i, j) for at in range(place - 2, place + 3) if 1 <= at <= len(turns)]
     is_calm = min(near, default=1.0) >= -_DOUBT and -cosine < _least(turns)
-    return Exchange(cosine, share, bool(is_told and judged and is_calm))
+    is_longer = _gain(distances, i, j) < 0 and float(np.mean(_products(grams, i, j) > 0)) >= _CONSENSUS
+    return Exchange(cosine, share, bool(is_told and judged and is_calm and is_longer))
 
 
 def strangers(tensors: Sequence[NDArray[Any]]) -> list[int]:
@@ -196,19 +198,17 @@ def _best_exchange(grams: NDArray[np.float64]) -> tuple[tuple[int, int], float] 
     best, most = None, 0.0
     for at in np.flatnonzero(fits):
         i, j = int(first[at]), int(second[at])
-        if (gain := _gain(distances, i, j)) > most and _agree(grams, i, j):
+        if (gain := _gain(distances, i, j)) > most and np.mean(_products(grams, i, j) < 0) >= _CONSENSUS:
             best, most = ((i, j), float(largest[at])), gain
     return best
 
 
-def _agree(grams: NDArray[np.float64], i: int, j: int) -> bool:
-    """Tell whether most tensors say that two steps were swapped."""
-    last = grams.shape[1] - 1
-    near = j == i + 1
-    a = i - 1 if i and (near or i - 1 >= 0) else i if near else i + 1
+def _products(grams: NDArray[np.float64], i: int, j: int) -> NDArray[np.float64]:
+    """Return the product with the nearest neighbours of two steps, for each tensor."""
+    last, near = grams.shape[1] - 1, j == i + 1
+    a = i - 1 if i else i if near else i + 1
     b = j + 1 if j < last else j if near else j - 1
-    products = grams[:, j, b] - grams[:, j, a] - grams[:, i, b] + grams[:, i, a]
-    return float(np.mean(products < 0)) >= _CONSENSUS
+    return grams[:, j, b] - grams[:, j, a] - grams[:, i, b] + grams[:, i, a]
 
 
 def _contexts(

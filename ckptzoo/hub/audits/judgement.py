@@ -67,7 +67,7 @@ class _Group:
 
 @dataclass
 class Judgement:
-    """What was found, and what may well be as it should."""
+    """Findings, and notes on what may well be as it should."""
 
     findings: list[Finding]
     notes: list[Finding]
@@ -261,7 +261,7 @@ class _Numbers:
         self._bits = np.concatenate(
             [one[:, moves].astype(np.uint64) for one, moves in zip(bits, moving, strict=True)], 1
         )
-        self.count = sum(piece.count for piece in shared)
+        self.count = sum(piece.numbers for piece in shared)
         # NaN and infinity are found elsewhere, and have no distances
         self.tensors = [
             np.nan_to_num(array.astype(np.float64)[:, moves], nan=0, posinf=0, neginf=0)

@@ -72,7 +72,8 @@ def _by_ratio(steps: Sequence[int], at: int) -> list[int]:
     for times in range(2, _MOST + 2):
         slack = 1 + ratio**times
         between = [round(low * ratio**number) for number in range(1, times)]
-        # rounding must not explain that one is missing
-        if abs(high - low * ratio**times) <= slack and (between[0] - low) > 2 * (1 + ratio):
+        # whole powers are exact; elsewhere rounding must not explain that one is missing
+        is_exact = ratio == int(ratio) and high == low * ratio**times
+        if is_exact or (abs(high - low * ratio**times) <= slack and (between[0] - low) > 2 * (1 + ratio)):
             return between
     return []

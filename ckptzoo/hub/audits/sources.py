@@ -272,7 +272,7 @@ class PlacesReader:
     def read(self, steps: Sequence[Step], pieces: Sequence[Piece]) -> None:
         (step,) = steps
         for piece in pieces:
-            step.values[piece] = self._read(piece.name, piece.count)
+            step.values[piece] = self._read(piece.name, piece.numbers)
 
     def read_all(self, step: Step) -> None:
         step.digest, step.nonfinite = digest_of((name, self._whole(name)) for name in sorted(self._places))
@@ -308,7 +308,7 @@ def _in_memory(
 ) -> Step:
     layout = layout_of(tensors)
     values = {
-        piece: np.array(tensors[piece.name].reshape(-1)[: piece.count])
+        piece: np.array(tensors[piece.name].reshape(-1)[: piece.numbers])
         for number in range(ROUNDS)
         for piece in pieces_of(layout, number)
     }

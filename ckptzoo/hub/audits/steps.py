@@ -28,7 +28,7 @@ class Piece(NamedTuple):
     """The first numbers of a tensor."""
 
     name: str
-    count: int
+    numbers: int
 
 
 @dataclass

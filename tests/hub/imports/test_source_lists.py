@@ -12,6 +12,7 @@ from ckptzoo.hub.imports import import_zoo, plan_import
 from ckptzoo.hub.imports.source_lists import open_sources
 from ckptzoo.hub.untrusted.runs import run_of
 from tests.support.hosted import Hosted, push
+from tests.support.serving import RangeHandler, Served, running
 
 
 def network(number: int) -> dict[str, np.ndarray]:
@@ -69,6 +70,25 @@ def test_a_branch_and_a_tag_of_one_name(server: Hosted) -> None:
     api.create_tag("lab/twice", tag="step2", revision="step1")
     with pytest.raises(ZooError, match="expected one commit for each name, got a branch and a tag 'step2'"):
         paths(server, "hf://lab/twice@step*")
+
+
+class Gated(RangeHandler):
+    """A hub whose repository may be read after its owner agreed."""
+
+    def answer(self, path: str) -> None:
+        self.plain(403, b"{}", X_Error_Code="GatedRepo", X_Error_Message="Access is restricted")
+
+
+def test_gated_repositories(tmp_path: Path) -> None:
+    (tmp_path / "runs.txt").write_text("hf://lab/gated@step*\n")
+    with running(Served({}), Gated) as served:
+        for source in ("hf://lab/gated@step*", "hf://lab/gated", tmp_path / "runs.txt"):
+            with pytest.raises(ZooError) as error:
+                open_sources(source, endpoint=served.url)
+            assert str(error.value) == (
+                "hf://lab/gated: access: expected permission to read it, got Access is restricted. "
+                "Ask for access on its page, then log in with hf auth login."
+            )
 
 
 def test_several_folders_and_files(tmp_path: Path) -> None:

@@ -78,30 +78,36 @@ def judged(steps: Sequence[Step], read_all: Callable[[Sequence[Step]], None]) ->
     judgement = Judgement([], [])
     runs = _runs(steps)
     groups = _equal(steps, read_all)
+    run_of = {step: name for name, own in runs.items() for step in own}
+    within: dict[str, list[_Group]] = defaultdict(list)
+    for group in groups:
+        by_run: dict[str, list[Step]] = defaultdict(list)
+        for step in group.steps:
+            by_run[run_of[step]].append(step)
+        for name, own in by_run.items():
+            within[name].append(_Group(own, group.is_certain))
     for name, own in runs.items():
         run = _Run(name, own, judgement)
         run.check_headers()
         run.check_numbers()
         run.check_claims()
-        run.check_trajectory(
-            [_Group([step for step in group.steps if step in own], group.is_certain) for group in groups]
-        )
+        run.check_trajectory(within[name])
     _check_gaps(runs, judgement)
-    _check_other_runs(runs, groups, judgement)
+    _check_other_runs(runs, run_of, groups, judgement)
     return judgement
 
 
 def _runs(steps: Sequence[Step]) -> dict[str, list[Step]]:
     """Return the steps of each run in order; files beside one another, such as averages, are runs of their own."""
     forms: dict[str, set[str]] = defaultdict(set)
-    form = {id(step): _DIGITS.sub("#", step.where) for step in steps}
+    form = {step: _DIGITS.sub("#", step.where) for step in steps}
     for step in steps:
         if step.step is not None:
-            forms[step.run].add(form[id(step)])
+            forms[step.run].add(form[step])
     runs: dict[str, list[Step]] = defaultdict(list)
     for step in steps:
         several = len(forms[step.run]) > 1
-        runs[f"{step.run} ({form[id(step)]})" if several and step.step is not None else step.run].append(step)
+        runs[f"{step.run} ({form[step]})" if several and step.step is not None else step.run].append(step)
     return {
         name: sorted(own, key=lambda step: (step.step is None, step.step or 0, step.where))
         for name, own in runs.items()
@@ -174,11 +180,11 @@ class _Run:
         """Find copies within the run, then what is out of order among the other steps."""
         if len(self.timed) < 2:
             return
-        place = {id(step): at for at, step in enumerate(self.timed)}
+        place = {step: at for at, step in enumerate(self.timed)}
         numbers = _Numbers(self.timed)
         left_out = set[int]()
         for group in groups:
-            at = sorted(place[id(step)] for step in group.steps if id(step) in place)
+            at = sorted(place[step] for step in group.steps if step in place)
             if len(at) == len(self.timed) > 1 and not group.is_certain:
                 text = f"the numbers that were read are the same at all {len(at)} steps, and files differ"
                 self.found("copy", self.timed, text, "Read all numbers: --all.", note=True)
@@ -311,24 +317,25 @@ def _check_gaps(runs: Mapping[str, Sequence[Step]], judgement: Judgement) -> Non
             )
 
 
-def _check_other_runs(runs: Mapping[str, Sequence[Step]], groups: Sequence[_Group], judgement: Judgement) -> None:
+def _check_other_runs(
+    runs: Mapping[str, Sequence[Step]], run_of: Mapping[Step, str], groups: Sequence[_Group], judgement: Judgement
+) -> None:
     """Find weights that several runs have; runs that begin with the same steps share them by design."""
-    run_of = {id(step): name for name, own in runs.items() for step in own}
-    index = {id(step): at for own in runs.values() for at, step in enumerate(own)}
+    index = {step: at for own in runs.values() for at, step in enumerate(own)}
     strange = {(item.run, step) for item in judgement.findings if item.kind == "stranger" for step in item.steps}
 
     def is_strange(step: Step) -> bool:
-        return (run_of[id(step)], step.step) in strange
+        return (run_of[step], step.step) in strange
 
     shared: dict[tuple[str, str], list[tuple[Step, Step, bool]]] = defaultdict(list)
     for group in groups:
         for one, other in combinations(group.steps, 2):
-            if run_of[id(one)] != run_of[id(other)]:
-                first, second = sorted((one, other), key=lambda step: (is_strange(step), run_of[id(step)]))
-                shared[run_of[id(first)], run_of[id(second)]].append((first, second, group.is_certain))
+            if run_of[one] != run_of[other]:
+                first, second = sorted((one, other), key=lambda step: (is_strange(step), run_of[step]))
+                shared[run_of[first], run_of[second]].append((first, second, group.is_certain))
     together: dict[int, set[str]] = defaultdict(set)
     for (first, second), pairs in shared.items():
-        places = sorted((index[id(one)], index[id(two)]) for one, two, _ in pairs)
+        places = sorted((index[one], index[two]) for one, two, _ in pairs)
         is_start = places == [(at, at) for at in range(len(places))] and all(
             one.step == two.step and not is_strange(two) for one, two, _ in pairs
         )

@@ -31,7 +31,7 @@ class Piece(NamedTuple):
     numbers: int
 
 
-@dataclass
+@dataclass(eq=False)
 class Step:
     """One checkpoint of a run.
 

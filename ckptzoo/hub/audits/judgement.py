@@ -99,15 +99,12 @@ def judged(steps: Sequence[Step], read_all: Callable[[Sequence[Step]], None]) ->
 
 def _runs(steps: Sequence[Step]) -> dict[str, list[Step]]:
     """Return the steps of each run in order; files beside one another, such as averages, are runs of their own."""
-    forms: dict[str, set[str]] = defaultdict(set)
-    form = {step: _DIGITS.sub("#", step.where) for step in steps}
-    for step in steps:
-        if step.step is not None:
-            forms[step.run].add(form[step])
+    times = Counter((step.run, step.step) for step in steps if step.step is not None)
+    several = {run for (run, _), count in times.items() if count > 1}
     runs: dict[str, list[Step]] = defaultdict(list)
     for step in steps:
-        several = len(forms[step.run]) > 1
-        runs[f"{step.run} ({form[step]})" if several and step.step is not None else step.run].append(step)
+        is_beside = step.run in several and step.step is not None
+        runs[f"{step.run} ({_DIGITS.sub('#', step.where)})" if is_beside else step.run].append(step)
     return {
         name: sorted(own, key=lambda step: (step.step is None, step.step or 0, step.where))
         for name, own in runs.items()

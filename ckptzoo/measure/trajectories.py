@@ -52,7 +52,7 @@ _SPREADS = 2
 _AROUND = 3
 _FAR, _FAR_AT_ENDS = 2.0, 4.0
 _ROOM = 1.25
-_EPSILON = 1e-300
+_EPSILON, _TIE = 1e-300, 1e-6
 
 
 class Order(NamedTuple):
@@ -196,9 +196,11 @@ def _best_exchange(grams: NDArray[np.float64]) -> tuple[tuple[int, int], float] 
             largest[which] = np.maximum(largest[which], cosines)
     fits &= judged > 0
     best, most = None, 0.0
-    for at in np.flatnonzero(fits):
+    # nearer pairs first: of five steps, the exchange of the outer two makes the same path, run from behind
+    for at in sorted(np.flatnonzero(fits), key=lambda at: int(second[at] - first[at])):
         i, j = int(first[at]), int(second[at])
-        if (gain := _gain(distances, i, j)) > most and np.mean(_products(grams, i, j) < 0) >= _CONSENSUS:
+        gain = _gain(distances, i, j)
+        if gain > most * (1 + _TIE) and np.mean(_products(grams, i, j) < 0) >= _CONSENSUS:
             best, most = ((i, j), float(largest[at])), gain
     return best
 

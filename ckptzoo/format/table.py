@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -77,6 +77,17 @@ INDEX_SCHEMA = pa.schema(
     ]
 )
 """One row per (shard, tensor, block of rows); the row of a whole shard has no tensor, dtype and shape."""
+
+
+class Columns(Protocol):
+    """A table, or what gives its columns one by one."""
+
+    @property
+    def column_names(self) -> list[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, name: str, /) -> pa.ChunkedArray: ...
 
 
 def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
@@ -177,10 +188,11 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([chunk.view(pa.int64()) for chunk in one_nan.chunks], pa.int64())
 
 
-def plain(table: pa.Table, name: str) -> Iterator[list[Any]]:
+def plain(table: Columns, name: str) -> Iterator[list[Any]]:
     """A column as JSON-ready values, some thousand at a time: times in microseconds since 1970, digests in hex."""
+    whole = table[name]
     for start in range(0, len(table), _PLAIN):
-        column = table[name].slice(start, _PLAIN)
+        column = whole.slice(start, _PLAIN)
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.int64())
         values = column.to_pylist()
@@ -294,7 +306,8 @@ def read_table(
             step = "Upgrade ckptzoo to read it." if newer else REFETCH
             got = _difference(stored, schema)
             raise IntegrityError(Problem(location, "columns", "those of docs/format.md", got, step))
-        columns = None if names is None else [name for name in names if name in stored.names]
+        own = set(stored.names)  # which pyarrow puts together whenever it is asked for them
+        columns = None if names is None else [name for name in names if name in own]
         read = read_bounded(data, file, location=location, columns=columns, packed=packed)
         return read.replace_schema_metadata(None).combine_chunks()
     except UNREADABLE as error:

@@ -22,7 +22,7 @@ from ckptzoo.format.files import DEREFERENCE, Files, Folder, leads_outside
 from ckptzoo.format.header import Entry, header_length, read_header
 from ckptzoo.format.maintenance import LISTING, belongs_to_zoo
 from ckptzoo.format.packed import RUN_ROWS
-from ckptzoo.format.part import Part, part_digest, stored_rows
+from ckptzoo.format.part import Part, StoredRows, part_digest
 from ckptzoo.format.predictions import input_problems
 from ckptzoo.format.reader import Contents, duplicate_problems, list_trees, read_documents, read_tree
 from ckptzoo.format.splits import split_problems
@@ -38,6 +38,8 @@ _CHUNK = 2**18
 """Bytes of a file that are read at a time, by each thread."""
 _HELD_ROWS = 2**16
 """The maximum of rows of a tree that are in memory with all columns; larger parts are read again one by one."""
+_CHECKED_VALUES = 2**23
+"""The maximum of values of a part that are decoded together, unless one column has more."""
 _TASK_BYTES = 64 * 2**20
 """Bytes of blocks that one thread checks before it takes others, unless one block has more."""
 _AHEAD = 128
@@ -68,16 +70,28 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     >>> ckptzoo.verify("cards/mnist-optunet")
     []
     """
-    found = _found(Path(path).absolute(), deep, progress)
+    return _reported(Path(path), _found(Path(path).absolute(), deep, progress, {}))
+
+
+def verified_trees(root: Path) -> tuple[list[Problem], dict[str, Tree]]:
+    """The problems of a zoo but for those of its shards, as ``verify`` says them, and its trees that have parts."""
+    trees: dict[str, Tree] = {}
+    problems = _reported(root, _found(root, False, None, trees))
+    return problems, {name: tree for name, tree in trees.items() if tree.parts}
+
+
+def _reported(path: Path, found: Generator[Problem]) -> list[Problem]:
+    """The first of the problems, and that there are more."""
     problems = list(itertools.islice(found, MAX_PROBLEMS))
     if next(found, None) is not None:
         step = "Correct these, then verify again."
-        problems.append(Problem(Path(path).name, "problems", f"at most {MAX_PROBLEMS} in a report", "more", step))
+        problems.append(Problem(path.name, "problems", f"at most {MAX_PROBLEMS} in a report", "more", step))
     found.close()
     return problems
 
 
-def _found(root: Path, deep: bool, progress: Progress | None) -> Generator[Problem]:
+def _found(root: Path, deep: bool, progress: Progress | None, trees: dict[str, Tree]) -> Generator[Problem]:
+    """Yield what is wrong with a zoo; ``trees`` is filled with those that can be read."""
     files = Folder(root)
     try:
         identity, arch, symmetry = read_documents(files)
@@ -86,7 +100,6 @@ def _found(root: Path, deep: bool, progress: Progress | None) -> Generator[Probl
         return
     yield from _strays(root)
     limits = row_limits(arch, symmetry)
-    trees: dict[str, Tree] = {}
     read: list[tuple[Part, pa.Table]] = []
     sound: list[tuple[Part, pa.Table]] = []
     for tree, names in list_trees(files).items():
@@ -145,8 +158,11 @@ def _readable(files: Files, tree: str, names: tuple[str, ...], limits: RowLimits
     with contextlib.suppress(IntegrityError):
         whole = read_tree(files, tree, names, None, limits=limits)
         # every column is read, and so checked
-        for _ in whole.rows.runs(whole.rows.schema.names):
-            pass
+        columns = whole.rows.schema.names
+        step = max(1, _CHECKED_VALUES // max([1, *(part.rows for part in whole.parts)]))
+        for start in range(0, len(columns), step):
+            for _ in whole.rows.runs(columns[start : start + step]):
+                pass
         return whole
     # one by one, to name all that are damaged
     readable: list[str] = []
@@ -330,7 +346,7 @@ def _digests(files: Folder, sound: list[tuple[Part, pa.Table]], trees: dict[str,
             continue
         try:
             # the digest covers the columns that the file has, which may be fewer
-            digest = part_digest(stored_rows(files, part), index, part.facts)
+            digest = part_digest(StoredRows(files, part), index, part.facts)
         except IntegrityError as error:
             yield from error.problems
             continue

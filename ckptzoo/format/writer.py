@@ -25,6 +25,7 @@ from ckptzoo.format.durable import TEMPORARY, Staging, locked, naming
 from ckptzoo.format.files import Folder
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.maintenance import add_snapshot
+from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.part import SHARD_BYTES, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.format.snapshot import newest
@@ -298,6 +299,33 @@ class Writer:
         self._pending.update(ids)
         self._rows_bytes = rows_bytes
 
+    def check(self, weights: Mapping[str, Any] | Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the tensors (1, *shape) and the row of one checkpoint as ``add`` takes them; nothing is added.
+
+        Raises
+        ------
+        SpecError
+            They do not fit the architecture or the columns.
+        """
+        stacked = self._checked(as_state_dict(weights, self.path.name, "weights"), 1, single=True)
+        return stacked, self.check_row(row)
+
+    def check_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a row as ``add`` takes it; nothing is added.
+
+        Raises
+        ------
+        SpecError
+            It does not fit the columns.
+        """
+        location, plain = f"{self.path.name}: rows", {name: _number(value) for name, value in row.items()}
+        if isinstance(extra := plain.get("extra"), Mapping):
+            plain["extra"] = _json(extra, location=location)
+        table.table_of([plain], table.METADATA_SCHEMA, location=location)
+        if problems := list(value_problems([plain], location=location)):
+            raise SpecError(problems)
+        return plain
+
     def commit(self) -> str | None:
         """Publish what was added as one part and return its name; None when nothing was added.
 
@@ -364,7 +392,9 @@ class Writer:
 
     def _require_new_now(self, rows: pa.Table) -> None:
         self._read_new_parts()
-        self._require_new({column: rows[column].to_pylist() for column in self._taken})
+        for start in range(0, len(rows), RUN_ROWS):
+            run = rows.slice(start, RUN_ROWS)
+            self._require_new({column: run[column].to_pylist() for column in self._taken})
         nbytes = self._index_bytes + (0 if self._part is None else self._part.index_bytes)
         if nbytes > limits.MAX_FILE:
             step, location = "Write what is to come into another zoo.", f"{self.path.name}/{layout.PARTS}"
@@ -402,7 +432,8 @@ class Writer:
     def _take(self, rows: pa.Table) -> None:
         """Remember the ids and units of rows."""
         for column, taken in self._taken.items():
-            taken.update(value for value in rows[column].to_pylist() if value is not None)
+            for start in range(0, len(rows), RUN_ROWS):
+                taken.update(rows[column].slice(start, RUN_ROWS).drop_null().to_pylist())
 
     def _checked(self, weights: Mapping[str, Any], count: int, *, single: bool) -> dict[str, NDArray[Any]]:
         location = f"{self.path.name}: weights"

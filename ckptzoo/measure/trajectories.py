@@ -119,6 +119,8 @@ def exchange(tensors: Sequence[NDArray[Any]], i: int, j: int) -> Exchange:
         if not which[0]:
             continue
         a, b, judged = int(start[0]), int(end[0]), judged + 1
+        # at the ends a product is with one of the two steps, which is the other one after an exchange
+        a, b = j if a == i else a, i if b == j else b
         product = gram[j, b] - gram[j, a] - gram[i, b] + gram[i, a]
         lengths = distances[i, j], distances[a, b]
         values = product / max(lengths[0] * lengths[1], _EPSILON), product / max(*lengths, _EPSILON) ** 2

@@ -23,8 +23,9 @@ from ckptzoo.environment import PUBLIC_HUB
 from ckptzoo.errors import AbsentError, Problem, RemoteError, require
 from ckptzoo.remote import http
 from ckptzoo.remote.address import MAIN, HubAddress
-from ckptzoo.remote.http import Connections, origin_of
+from ckptzoo.remote.http import Connections
 from ckptzoo.remote.retry import EXPIRED_STATUSES, RetryPolicy, retry
+from ckptzoo.remote.servers import origin_of
 from ckptzoo.remote.stores import CancelToken, FileEntry, TransientError, find_entry, listed
 from ckptzoo.text import excerpt
 
@@ -39,6 +40,8 @@ _HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next"?')
 """The header ``Link`` of a page that is not the last (RFC 8288)."""
 _STEP = "Check the name, the revision and HF_TOKEN; private zoos need hf auth login."
+GATED = "GatedRepo"
+"""The header ``X-Error-Code`` of repositories whose readers have to be admitted."""
 
 
 class HubStore:
@@ -105,7 +108,10 @@ class HubStore:
                 exchange = http.get(
                     self._connections, url, location=location, cancel=cancel, headers=sent, authorize=authorize
                 )
-                return open_until_read.enter_context(exchange)
+                answer = open_until_read.enter_context(exchange)
+                for stated in (*answer.redirects, answer.headers):
+                    self._check_stated(stated, name, location)
+                return answer
 
             answer = None
             # one thread resolves a file, the others wait for its signed address. A lock that another thread held
@@ -117,14 +123,27 @@ class HubStore:
                         self._signed[name] = answer.url
             if answer is None:
                 answer = request(signed or page)
+            if answer.headers.get("x-error-code") == GATED:
+                raise _refusal(answer, location)
             if answer.status in EXPIRED_STATUSES and answer.url != page:
                 self._signed.pop(name, None)
                 raise TransientError(http.refusal(answer, location).problem, protocol_error=True)
-            # the hub says so of every file; caches between may answer with another commit's
-            if (commit := answer.headers.get("x-repo-commit", self.revision)) != self.revision:
-                problem = Problem(location, "commit", self.revision, excerpt(commit, 160), "Open the zoo again.")
-                raise TransientError(problem, protocol_error=True)
             yield from http.body(answer, start, stop, size, location=location)
+
+    def _check_stated(self, headers: Mapping[str, str], name: str, location: str) -> None:
+        """Compare the commit and the sha256 that the hub states with those of this store.
+
+        The hub states both before it redirects; a cache in between may answer with another commit's file.
+        """
+        digest = self.entries[name].digest or ""
+        linked = headers.get("x-linked-etag", "").strip('"')
+        # the hub's ETag of a file in LFS storage is its sha256; what is no sha256 says nothing
+        stated = f"sha256:{linked}" if len(linked) == 64 and digest.startswith("sha256:") else digest
+        commit = headers.get("x-repo-commit", self.revision)
+        for what, expected, got in (("commit", self.revision, commit), ("digest", digest, stated)):
+            if got != expected:
+                problem = Problem(location, what, expected, excerpt(got, 160), "Open the zoo again.")
+                raise TransientError(problem, protocol_error=True)
 
     def _page(self, name: str) -> str:
         """Return the address at which the hub resolves a file."""
@@ -260,8 +279,8 @@ def _refusal(answer: http.Answer, location: str) -> RemoteError:
     code = answer.headers.get("x-error-code", "")
     got = excerpt(answer.headers.get("x-error-message", ""), 160) or f"status {answer.status}"
     # huggingface_hub chooses its exceptions by the same header (utils/_http.py)
-    if code == "GatedRepo":
-        step = "Ask for access on its page, then log in with hf auth login."
+    if code == GATED:
+        step = "It is gated: ask for access on its page, then log in with hf auth login."
         return RemoteError(Problem(location, "access", "permission to read it", got, step))
     if answer.status == 404 or code in ("RepoNotFound", "RevisionNotFound"):
         what = "revision" if code == "RevisionNotFound" else "repository"

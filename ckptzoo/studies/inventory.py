@@ -24,6 +24,7 @@ from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.loader.zoo import open as open_zoo
+from ckptzoo.recording.units import hint, waiting_units
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.equivalence import checked_difference
@@ -89,7 +90,8 @@ class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
     values of the columns in ``ORIGIN``, with the number of checkpoints that have each, and ``untold`` the number
     without one: the zoo's page says what holds for these where licence or contributor is lacking. ``groups`` are the
     symmetries of each group of channels. ``columns`` are those in which some checkpoint of the selection has a value,
-    and ``extra.<key>`` for what is within the column ``extra``.
+    and ``extra.<key>`` for what is within the column ``extra``. ``waiting`` counts checkpoints that were recorded into
+    the folder and not gathered yet.
     """
 
     name: str
@@ -114,6 +116,7 @@ class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
     draws: tuple[MethodDraws, ...] = ()
     columns: tuple[str, ...] = ()
     stated: int = 0
+    waiting: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -179,6 +182,8 @@ class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
             )
             rows.append(("test accuracy", f"{text} ({of}{f': {measured}' if self.stated else ''})"))
         rows += [(column, self._values(column)) for column in self.told]
+        if self.waiting:
+            rows.append(("waiting", hint(self.path, self.waiting)))
         left = len(self.columns) - _MAX_COLUMNS
         more = f" and {left:,} more, which --json lists" if left > 0 else ""
         rows.append(("columns", f"{', '.join(self.columns[:_MAX_COLUMNS])}{more}"))
@@ -300,6 +305,7 @@ def inventory(zoo: Zoo) -> Inventory:
         draws=draws_by_method(pa.concat_tables(rows.draws)) if rows.draws else (),
         columns=tuple(rows.filled()),
         stated=stated,
+        waiting=waiting_units(Path(zoo.address)) if Path(zoo.address).is_dir() else 0,
     )
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import ckptzoo
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
+from ckptzoo.format import part as part_module
 from ckptzoo.format import table
 from ckptzoo.format import verify as verify_module
 from ckptzoo.format.files import Folder
@@ -73,8 +74,9 @@ def test_digests_of_parts_are_those_of_one_document(data):
     plain |= {"t": rows["t"].cast(pa.int64()).to_pylist()}
     expected = digest_of({"rows": plain, "index": plain, "facts": facts})
     with pytest.MonkeyPatch.context() as patch:
-        for size in (1, 4, 100):
+        for size, at_once in ((1, -1), (4, -1), (100, -1), (1, 10**6), (100, 10**6)):
             patch.setattr(table, "_PLAIN", size)
+            patch.setattr(part_module, "_AT_ONCE_BYTES", at_once)
             assert part_digest(rows, rows, facts) == expected
 
 

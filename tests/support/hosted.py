@@ -1,5 +1,6 @@
 """A hub's server on a real port for one test, and clients for it."""
 
+import asyncio
 import base64
 import hashlib
 import http.client
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvicorn.server
 from huggingface_hub import HfApi
 
 from ckptzoo.server.app import Application
@@ -18,6 +20,23 @@ from ckptzoo.server.run import Serving
 from ckptzoo.server.service import Service
 from ckptzoo.server.store.tokens import make_token
 from tests.support.server_layers import FaultPlan, Faults, RequestLog, layered
+
+
+class _Asyncio:
+    """asyncio as uvicorn's server uses it, which waits for nothing longer than a hundredth of a second.
+
+    It looks ten times a second whether it has to end, and then waits for a tenth: 0.2 s at the end of every test.
+    """
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.01))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+
+setattr(uvicorn.server, "asyncio", _Asyncio())  # noqa: B010
 
 SMALL = ServerLimits(part_bytes=2**16, page=50)
 ZOO = "lab/zoo"

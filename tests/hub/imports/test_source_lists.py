@@ -87,7 +87,7 @@ def test_gated_repositories(tmp_path: Path) -> None:
                 open_sources(source, endpoint=served.url)
             assert str(error.value) == (
                 "hf://lab/gated: access: expected permission to read it, got Access is restricted. "
-                "Ask for access on its page, then log in with hf auth login."
+                "It is gated: ask for access on its page, then log in with hf auth login."
             )
 
 

@@ -10,7 +10,7 @@ import typer
 
 from ckptzoo.cli.cache import cache
 from ckptzoo.cli.catalogue import catalogue
-from ckptzoo.cli.commands import collection, compact, doctor, gather, info, page, retract, show, verify
+from ckptzoo.cli.commands import audit, collection, compact, doctor, gather, info, page, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
 from ckptzoo.cli.exits import (
     INTERRUPTED,
@@ -54,6 +54,7 @@ for _command in (info, show, page, verify, export, compare, derive, align, predi
 app.add_typer(study)
 app.command()(catalogue)
 app.command("import")(import_)
+app.command()(audit)
 app.command()(collection)
 app.add_typer(splits)
 for _command in (search, pull, push, card, contribute, review, gather, compact, retract, doctor):

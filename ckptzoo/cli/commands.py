@@ -274,3 +274,42 @@ def doctor(
     print_result(examination, as_json)
     if examination.problems:
         raise typer.Exit(PROBLEMS)
+
+
+def audit(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE_OR_ZOO...",
+            help="Zoos, folders, files, https:// or hf://; 'hf://org/model@step*'; a list of them (.txt).",
+            show_default=False,
+        ),
+    ],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Read every number: NaN anywhere, and equal weights compared whole.")
+    ] = False,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="PATTERN", help="Only files whose path, name or folder fits."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="PATTERN", help="No files whose path, name or folder fits."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for steps of training runs that are not what they say they are; exit with 1 if something was found.
+
+    Finds copies of other steps and of other runs, swapped steps, weights that belong to no trajectory, missing steps,
+    steps whose files say another step, other tensors, NaN. Nothing is downloaded: of each file the header and a few
+    slices are read. The audit log on the pages of ckptzoo serve is something else.
+    """
+    from ckptzoo.hub.audits import audit as audit_sources
+
+    with bar("looking", nbytes=True) as progress:
+        result = audit_sources(
+            sources, include=include or (), exclude=exclude or (), everything=everything, progress=progress
+        )
+    print_result(result, as_json)
+    if result.findings:
+        raise typer.Exit(PROBLEMS)

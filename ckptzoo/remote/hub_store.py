@@ -7,6 +7,7 @@ hub redirects is used until it expires.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -68,7 +69,13 @@ class HubStore:
 
     @classmethod
     def opened(
-        cls, place: HubAddress, *, retry_policy: RetryPolicy, endpoint: str | None = None, token: str | None = None
+        cls,
+        place: HubAddress,
+        *,
+        retry_policy: RetryPolicy,
+        endpoint: str | None = None,
+        token: str | None = None,
+        connections: Connections | None = None,
     ) -> "HubStore":
         """Pin a revision to its commit and read its content, by one request.
 
@@ -78,7 +85,7 @@ class HubStore:
         The endpoint and the token are by default those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``).
         """
         endpoint = (endpoint or default_endpoint()).rstrip("/")
-        connections = Connections(retry_policy.connection_deadline)
+        connections = connections or Connections(retry_policy.connection_deadline)
         commit, entries = read_listing(place, endpoint, connections, bearer(endpoint, token), retry_policy)
         return cls(place, commit, entries, endpoint=endpoint, token=token, connections=connections)
 
@@ -159,25 +166,8 @@ def read_listing(
     Raises AbsentError: no such repository, revision or folder, as far as this token may know. Raises RemoteError: the
     hub refuses, or its answer makes no sense.
     """
-    location, cancel = str(place), CancelToken()
-    api = f"{endpoint}/api/{place.kind}/{place.repo}"
-
-    def read(url: str) -> tuple[Any, str]:
-        def request() -> tuple[Any, str]:
-            sent = {"Accept-Encoding": "gzip"}
-            with http.get(
-                connections, url, location=location, cancel=cancel, headers=sent, authorize=authorize
-            ) as answer:
-                if answer.status in (401, 403, 404):
-                    raise _refusal(answer, location)
-                data = http.document(answer, location=location, retry_policy=retry_policy)
-                try:
-                    return json.loads(data), answer.headers.get("link", "")
-                except (ValueError, RecursionError) as error:
-                    raise TransientError(_unreadable(location, str(error)), protocol_error=True) from error
-
-        return retry(request, retry_policy=retry_policy, cancel=cancel)
-
+    location, api = str(place), f"{endpoint}/api/{place.kind}/{place.repo}"
+    read = functools.partial(_read_json, location, connections, authorize, retry_policy)
     # a revision such as refs/pr/1 is one segment for the hub; blobs=true adds sizes and digests, in one answer
     info, _ = read(f"{api}/revision/{quote(place.revision, safe='')}?blobs=true")
     try:
@@ -202,6 +192,50 @@ def read_listing(
     if prefix and not inside:
         raise AbsentError(Problem(location, "folder", place.folder, "no file in it", _STEP))
     return commit, listed(inside, location=location)
+
+
+@dataclasses.dataclass(frozen=True)
+class Refs:
+    """The branches and tags of a repository, each with its commit."""
+
+    branches: Mapping[str, str]
+    tags: Mapping[str, str]
+
+
+def read_refs(
+    place: HubAddress, endpoint: str, connections: Connections, authorize: http.Authorize, retry_policy: RetryPolicy
+) -> Refs:
+    """Return the branches and tags of a repository, by one request; raises as ``read_listing`` does."""
+    location = str(dataclasses.replace(place, revision=MAIN, folder=""))
+    url = f"{endpoint}/api/{place.kind}/{place.repo}/refs"
+    found, _ = _read_json(location, connections, authorize, retry_policy, url)
+    try:
+        branches, tags = (
+            {str(item["name"]): str(item["targetCommit"]) for item in found[kind]} for kind in ("branches", "tags")
+        )
+    except (KeyError, TypeError) as error:
+        raise RemoteError(_unreadable(location, f"{type(error).__name__}: {error}")) from error
+    return Refs(branches, tags)
+
+
+def _read_json(
+    location: str, connections: Connections, authorize: http.Authorize, retry_policy: RetryPolicy, url: str
+) -> tuple[Any, str]:
+    """Return an answer of the hub's API, and its header ``Link``."""
+    cancel = CancelToken()
+
+    def request() -> tuple[Any, str]:
+        sent = {"Accept-Encoding": "gzip"}
+        with http.get(connections, url, location=location, cancel=cancel, headers=sent, authorize=authorize) as answer:
+            if answer.status in (401, 403, 404):
+                raise _refusal(answer, location)
+            data = http.document(answer, location=location, retry_policy=retry_policy)
+            try:
+                return json.loads(data), answer.headers.get("link", "")
+            except (ValueError, RecursionError) as error:
+                raise TransientError(_unreadable(location, str(error)), protocol_error=True) from error
+
+    return retry(request, retry_policy=retry_policy, cancel=cancel)
 
 
 def _pages(read: Any, url: str) -> Iterator[Any]:

@@ -126,7 +126,9 @@ def push(server: Hosted, files: dict[str, bytes], repo: str = f"datasets/{ZOO}",
         if path.endswith(".safetensors"):
             oid = hashlib.sha256(data).hexdigest()
             batch = {"operation": "upload", "objects": [{"oid": oid, "size": len(data)}]}
-            (item,) = ask(server, "POST", f"/{repo}.git/info/lfs/objects/batch", batch).json()["objects"]
+            (item,) = ask(server, "POST", f"/{repo.removeprefix('models/')}.git/info/lfs/objects/batch", batch).json()[
+                "objects"
+            ]
             if "actions" in item:
                 assert ask(server, "PUT", item["actions"]["upload"]["href"], data, role=None).status == 200
             lines.append({"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": oid, "size": len(data)}})

@@ -456,8 +456,8 @@ def damaged(root: Path, part: Part, index: pa.Table) -> list[Problem]:
 def _digest_problems(root: Path, part: Part, rows: list[dict[str, Any]], count: _Count) -> list[Problem]:
     """Return the problems of the digests of a whole shard and of its blocks, which is read once, in bounded memory."""
     location = f"{root.name}/{part.path}/{rows[0]['file']}"
-    whole = _Pieces(row for row in rows if row["tensor"] is None)
-    blocks = _Pieces(sorted((row for row in rows if row["tensor"] is not None), key=lambda row: row["offset"]))
+    whole = _HashedPieces(row for row in rows if row["tensor"] is None)
+    blocks = _HashedPieces(sorted((row for row in rows if row["tensor"] is not None), key=lambda row: row["offset"]))
     nbytes = max(row["offset"] + row["nbytes"] for row in rows)
     try:
         with open(root / part.path / rows[0]["file"], "rb", buffering=0, opener=regular) as file:
@@ -508,7 +508,7 @@ def _read_through(file: io.FileIO, nbytes: int, count: _Count, *takers: Callable
             future.result()
 
 
-class _Pieces:
+class _HashedPieces:
     """Pieces of a file in the order of their offsets, whose digests are made as its bytes come in order."""
 
     def __init__(self, rows: Iterable[dict[str, Any]]) -> None:

@@ -55,14 +55,14 @@ _ROOM = 1.25
 _EPSILON, _TIE = 1e-300, 1e-6
 
 
-class Order(NamedTuple):
+class StepOrder(NamedTuple):
     """The pairs of steps whose weights were swapped; ``is_known`` is False where distances do not tell the order."""
 
     swapped: list[tuple[int, int]]
     is_known: bool
 
 
-def order_of(tensors: Sequence[NDArray[Any]]) -> Order:
+def order_of(tensors: Sequence[NDArray[Any]]) -> StepOrder:
     """Return which steps of a run were swapped with one another.
 
     ``tensors`` are (N, numbers) each, in the order of the N steps; each counts by its distances relative to the median
@@ -70,13 +70,13 @@ def order_of(tensors: Sequence[NDArray[Any]]) -> Order:
     """
     grams = [gram for gram in map(_gram, tensors) if gram is not None]
     if not grams or len(grams[0]) < 4:
-        return Order([], False)
+        return StepOrder([], False)
     stacked = np.stack(grams)
     count = stacked.shape[1]
     order, swapped = np.arange(count), list[tuple[int, int, float]]()
     while (best := _best_exchange(stacked[:, order][:, :, order])) is not None:
         if len(swapped) >= max(1, count // 8):
-            return Order([], False)
+            return StepOrder([], False)
         (i, j), cosine = best
         swapped.append((int(min(order[i], order[j])), int(max(order[i], order[j])), cosine))
         order[[i, j]] = order[[j, i]]
@@ -87,8 +87,8 @@ def order_of(tensors: Sequence[NDArray[Any]]) -> Order:
     entangled = sum(b - a <= 2 for a, b in pairwise(places)) > sum(j - i <= 2 for i, j, _ in swapped)
     touched = {at for place in np.flatnonzero(order != np.arange(count)) for at in range(place - 2, place + 3)}
     if entangled or len(back) > max(1, _DOUBTS * count) or touched & {int(at) for at in back}:
-        return Order([], False)
-    return Order(sorted((i, j) for i, j, cosine in swapped if cosine < _least(cosines)), True)
+        return StepOrder([], False)
+    return StepOrder(sorted((i, j) for i, j, cosine in swapped if cosine < _least(cosines)), True)
 
 
 def _least(turns: NDArray[np.float64]) -> float:

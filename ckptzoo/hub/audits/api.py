@@ -13,7 +13,7 @@ from ckptzoo.console import PrintedResult, columns, say
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.audits.judgement import Finding, judged
 from ckptzoo.hub.audits.sources import Transfer, steps_of
-from ckptzoo.hub.audits.steps import ROUNDS, Piece, Step, pieces_of
+from ckptzoo.hub.audits.steps import ROUNDS, Piece, PublishedStep, pieces_of
 from ckptzoo.hub.audits.zoos import steps_of_zoo
 from ckptzoo.hub.imports.source_lists import open_sources
 from ckptzoo.schema import layout
@@ -141,7 +141,7 @@ def audit(
     given = [source] if isinstance(source, str | Path) else list(source)
     zoos = [item for item in given if _is_zoo(item)]
     others = [item for item in given if item not in zoos]
-    steps: list[Step] = [step for item in zoos for step in steps_of_zoo(item)]
+    steps: list[PublishedStep] = [step for item in zoos for step in steps_of_zoo(item)]
     transfer, unreadable, passed = Transfer(), dict[str, str](), dict[str, str]()
     if others:
         opened = open_sources(others, endpoint=endpoint, token=token)
@@ -154,11 +154,11 @@ def audit(
         raise ZooError(Problem(", ".join(map(str, given))[:300], "checkpoints", "at least one", got, step))
     with ThreadPoolExecutor(_WORKERS, "ckptzoo-audit") as pool:
 
-        def each(action: object, items: Iterable[Step]) -> None:
+        def each(action: object, items: Iterable[PublishedStep]) -> None:
             for _ in pool.map(action, items):  # pyright: ignore[reportArgumentType]
                 pass
 
-        def read_all(items: Sequence[Step]) -> None:
+        def read_all(items: Sequence[PublishedStep]) -> None:
             each(_read_all, items)
 
         if everything:
@@ -183,13 +183,13 @@ def _is_zoo(address: str | Path) -> bool:
     return (path / layout.ZOO).is_file() or ("://" not in str(address) and not path.exists())
 
 
-def _read_all(step: Step) -> None:
+def _read_all(step: PublishedStep) -> None:
     step.reader.read_all(step)
 
 
-def _sample(steps: Sequence[Step], pool: ThreadPoolExecutor) -> None:
+def _sample(steps: Sequence[PublishedStep], pool: ThreadPoolExecutor) -> None:
     """Read samples, and further ones where the numbers of a run do not move."""
-    alike: dict[object, list[Step]] = defaultdict(list)
+    alike: dict[object, list[PublishedStep]] = defaultdict(list)
     for step in steps:
         alike[step.layout].append(step)
     for own in alike.values():
@@ -202,17 +202,17 @@ def _sample(steps: Sequence[Step], pool: ThreadPoolExecutor) -> None:
             _read(own, new, pool)
 
 
-def _read(steps: Sequence[Step], pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> None:
-    by_reader: dict[int, list[Step]] = defaultdict(list)
+def _read(steps: Sequence[PublishedStep], pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> None:
+    by_reader: dict[int, list[PublishedStep]] = defaultdict(list)
     for step in steps:
         by_reader[id(step.reader)].append(step)
     for _ in pool.map(lambda own: own[0].reader.read(own, pieces), by_reader.values()):
         pass
 
 
-def _moves(steps: Sequence[Step], pieces: Sequence[Piece]) -> bool:
+def _moves(steps: Sequence[PublishedStep], pieces: Sequence[Piece]) -> bool:
     """Tell whether enough of the tensors that were read move within a run."""
-    runs: dict[str, list[Step]] = defaultdict(list)
+    runs: dict[str, list[PublishedStep]] = defaultdict(list)
     for step in steps:
         runs[step.run].append(step)
     several = [own for own in runs.values() if len(own) > 1]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.hub.audits.series import missing_beside, missing_steps
-from ckptzoo.hub.audits.steps import Step, is_finite
+from ckptzoo.hub.audits.steps import PublishedStep, is_finite
 from ckptzoo.measure.trajectories import order_of, strangers
 from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import counted, excerpt
@@ -58,10 +58,10 @@ class Finding(JsonFields):
 
 
 @dataclass
-class _Group:
+class _EqualSteps:
     """Steps with the same numbers; ``is_certain`` where all of these were compared, not only those that were read."""
 
-    steps: list[Step]
+    steps: list[PublishedStep]
     is_certain: bool
 
 
@@ -73,21 +73,21 @@ class Judgement:
     notes: list[Finding]
 
 
-def judged(steps: Sequence[Step], read_all: Callable[[Sequence[Step]], None]) -> Judgement:
+def judged(steps: Sequence[PublishedStep], read_all: Callable[[Sequence[PublishedStep]], None]) -> Judgement:
     """Judge all steps; ``read_all`` reads every number of some of them."""
     judgement = Judgement([], [])
     runs = _runs(steps)
     groups = _equal(steps, read_all)
     run_of = {step: name for name, own in runs.items() for step in own}
-    within: dict[str, list[_Group]] = defaultdict(list)
+    within: dict[str, list[_EqualSteps]] = defaultdict(list)
     for group in groups:
-        by_run: dict[str, list[Step]] = defaultdict(list)
+        by_run: dict[str, list[PublishedStep]] = defaultdict(list)
         for step in group.steps:
             by_run[run_of[step]].append(step)
         for name, own in by_run.items():
-            within[name].append(_Group(own, group.is_certain))
+            within[name].append(_EqualSteps(own, group.is_certain))
     for name, own in runs.items():
-        run = _Run(name, own, judgement)
+        run = _AuditedRun(name, own, judgement)
         run.check_headers()
         run.check_numbers()
         run.check_claims()
@@ -97,11 +97,11 @@ def judged(steps: Sequence[Step], read_all: Callable[[Sequence[Step]], None]) ->
     return judgement
 
 
-def _runs(steps: Sequence[Step]) -> dict[str, list[Step]]:
+def _runs(steps: Sequence[PublishedStep]) -> dict[str, list[PublishedStep]]:
     """Return the steps of each run in order; files beside one another, such as averages, are runs of their own."""
     times = Counter((step.run, step.step) for step in steps if step.step is not None)
     several = {run for (run, _), count in times.items() if count > 1}
-    runs: dict[str, list[Step]] = defaultdict(list)
+    runs: dict[str, list[PublishedStep]] = defaultdict(list)
     for step in steps:
         is_beside = step.run in several and step.step is not None
         runs[f"{step.run} ({_DIGITS.sub('#', step.where)})" if is_beside else step.run].append(step)
@@ -111,31 +111,31 @@ def _runs(steps: Sequence[Step]) -> dict[str, list[Step]]:
     }
 
 
-def _equal(steps: Sequence[Step], read_all: Callable[[Sequence[Step]], None]) -> list[_Group]:
+def _equal(steps: Sequence[PublishedStep], read_all: Callable[[Sequence[PublishedStep]], None]) -> list[_EqualSteps]:
     """Return the groups of two or more steps with the same numbers."""
-    by_key: dict[bytes, list[Step]] = defaultdict(list)
+    by_key: dict[bytes, list[PublishedStep]] = defaultdict(list)
     for step in steps:
         by_key[step.key].append(step)
-    groups: list[_Group] = []
+    groups: list[_EqualSteps] = []
     for alike in by_key.values():
         if len(alike) < 2:
             continue
         if all(step.reader.reads_all for step in alike):
             read_all([step for step in alike if not step.digest.startswith("numbers:")])
-        by_digest: dict[str, list[Step]] = defaultdict(list)
+        by_digest: dict[str, list[PublishedStep]] = defaultdict(list)
         for step in alike:
             by_digest[step.digest].append(step)
         if all(step.digest.startswith("numbers:") for step in alike) or (len(by_digest) == 1 and alike[0].digest):
-            groups += [_Group(equal, True) for equal in by_digest.values() if len(equal) > 1]
+            groups += [_EqualSteps(equal, True) for equal in by_digest.values() if len(equal) > 1]
         else:
-            groups.append(_Group(alike, False))
+            groups.append(_EqualSteps(alike, False))
     return groups
 
 
-class _Run:
+class _AuditedRun:
     """The steps of one run, in order."""
 
-    def __init__(self, name: str, steps: Sequence[Step], judgement: Judgement) -> None:
+    def __init__(self, name: str, steps: Sequence[PublishedStep], judgement: Judgement) -> None:
         self.name, self.all, self.judgement = name, list(steps), judgement
         layouts = Counter(step.layout for step in steps)
         self.layout = max(layouts, key=lambda layout: (layouts[layout], layout == steps[0].layout))
@@ -143,7 +143,7 @@ class _Run:
         self.timed = [step for step in steps if step.step is not None and step.layout == self.layout]
 
     def found(
-        self, kind: str, steps: Iterable[Step], detail: str, next_step: str = _AGAIN, *, note: bool = False
+        self, kind: str, steps: Iterable[PublishedStep], detail: str, next_step: str = _AGAIN, *, note: bool = False
     ) -> None:
         """Add a finding, or a note."""
         numbers = tuple(step.step for step in steps if step.step is not None)
@@ -173,7 +173,7 @@ class _Run:
             for step, claim in wrong:
                 self.found("claim", [step], f"{_of(step)}: {who} says step {claim}")
 
-    def check_trajectory(self, groups: Sequence[_Group]) -> None:
+    def check_trajectory(self, groups: Sequence[_EqualSteps]) -> None:
         """Find copies within the run, then what is out of order among the other steps."""
         if len(self.timed) < 2:
             return
@@ -256,7 +256,7 @@ class _Run:
 class _Numbers:
     """The numbers of steps of one layout that were read of all of them."""
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[PublishedStep]) -> None:
         shared = sorted(set.intersection(*(set(step.values) for step in steps)))
         arrays = [np.stack([step.values[piece] for step in steps]) for piece in shared]
         bits = [array.view(f"u{array.dtype.itemsize}") for array in arrays]
@@ -294,7 +294,7 @@ class _Numbers:
         return float(np.sqrt(sum(np.sum((values[one] - values[other]) ** 2) for values in self.tensors)))
 
 
-def _check_gaps(runs: Mapping[str, Sequence[Step]], judgement: Judgement) -> None:
+def _check_gaps(runs: Mapping[str, Sequence[PublishedStep]], judgement: Judgement) -> None:
     """Find steps that are missing from a run's series, and those that most runs have."""
     steps = {name: sorted({step.step for step in own if step.step is not None}) for name, own in runs.items()}
     # networks of one moment are no runs
@@ -315,16 +315,19 @@ def _check_gaps(runs: Mapping[str, Sequence[Step]], judgement: Judgement) -> Non
 
 
 def _check_other_runs(
-    runs: Mapping[str, Sequence[Step]], run_of: Mapping[Step, str], groups: Sequence[_Group], judgement: Judgement
+    runs: Mapping[str, Sequence[PublishedStep]],
+    run_of: Mapping[PublishedStep, str],
+    groups: Sequence[_EqualSteps],
+    judgement: Judgement,
 ) -> None:
     """Find weights that several runs have; runs that begin with the same steps share them by design."""
     index = {step: at for own in runs.values() for at, step in enumerate(own)}
     strange = {(item.run, step) for item in judgement.findings if item.kind == "stranger" for step in item.steps}
 
-    def is_strange(step: Step) -> bool:
+    def is_strange(step: PublishedStep) -> bool:
         return (run_of[step], step.step) in strange
 
-    shared: dict[tuple[str, str], list[tuple[Step, Step, bool]]] = defaultdict(list)
+    shared: dict[tuple[str, str], list[tuple[PublishedStep, PublishedStep, bool]]] = defaultdict(list)
     for group in groups:
         for one, other in combinations(group.steps, 2):
             if run_of[one] != run_of[other]:
@@ -377,7 +380,7 @@ def _increasing(values: Sequence[int]) -> set[int]:
     return kept
 
 
-def _difference(step: Step, layout: Any) -> str:
+def _difference(step: PublishedStep, layout: Any) -> str:
     """Describe the first tensor that differs from a layout."""
     own, other = ({name: (dtype, shape) for name, dtype, shape in item} for item in (step.layout, layout))
     if lacking := sorted(other.keys() - own.keys()):
@@ -388,11 +391,11 @@ def _difference(step: Step, layout: Any) -> str:
     return f"{excerpt(name, 80)} as {own[name][0]} {own[name][1]}, not {other[name][0]} {other[name][1]}"
 
 
-def _of(step: Step) -> str:
+def _of(step: PublishedStep) -> str:
     return excerpt(step.where, 120) if step.step is None else f"step {step.step}"
 
 
-def _listed(steps: Sequence[Step]) -> str:
+def _listed(steps: Sequence[PublishedStep]) -> str:
     numbers = [str(step.step) for step in steps]
     if len(numbers) <= _SHOWN:
         return ", ".join(numbers[:-1]) + (" and " if len(numbers) > 1 else "") + numbers[-1]

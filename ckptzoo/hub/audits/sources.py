@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.audits.places import Place, safetensors_places, torch_places
-from ckptzoo.hub.audits.steps import ROUNDS, Layout, Piece, Step, digest_of, layout_of, pieces_of
+from ckptzoo.hub.audits.steps import ROUNDS, Layout, Piece, PublishedStep, digest_of, layout_of, pieces_of
 from ckptzoo.hub.imports.adapters import Adapter, FoundCheckpoints, Options
 from ckptzoo.hub.imports.adapters.adapter import SUFFIXES, Broken, FoundArrays
 from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
@@ -39,7 +39,7 @@ _PIECE = 2**24
 class Found:
     """The steps of a source, its files that cannot be read, and those that were not looked into, each with a reason."""
 
-    steps: list[Step]
+    steps: list[PublishedStep]
     unreadable: dict[str, str]
     passed: dict[str, str]
 
@@ -70,7 +70,7 @@ def steps_of(
         sparse = _SparseSource(source, transfer, pool)
         opened = OpenedSource(sparse, include, exclude)
         adapter = chosen_adapter(opened, AUTO)
-        reading = _Reading(sparse, opened, adapter, process, everything)
+        reading = _StepReader(sparse, opened, adapter, process, everything)
         for entry in adapter.checkpoints(opened, Options()):
             if progress is not None:
                 progress(min(opened.position, opened.nbytes), opened.nbytes)
@@ -171,7 +171,7 @@ class _Ranges(RawIOBase):
         return len(data)
 
 
-class _Reading:
+class _StepReader:
     """Makes steps of the files that an adapter finds."""
 
     def __init__(
@@ -233,7 +233,7 @@ class _Reading:
         step, claims = self._step(entry, facts)
         digests = [file.digest or "" for file in files]
         digest = "files:" + " ".join(digests) if all(digests) else ""
-        self.found.steps.append(Step(entry.member, step, entry.path, layout, reader, digest, claims))
+        self.found.steps.append(PublishedStep(entry.member, step, entry.path, layout, reader, digest, claims))
 
     def _take_whole(self, entry: FoundCheckpoints) -> None:
         contents = entry.read()
@@ -269,12 +269,12 @@ class PlacesReader:
         self._places, self.path, self._address = places, path, opened.address
         self.is_local, self.reads_all = opened.is_local, opened.is_local or everything
 
-    def read(self, steps: Sequence[Step], pieces: Sequence[Piece]) -> None:
+    def read(self, steps: Sequence[PublishedStep], pieces: Sequence[Piece]) -> None:
         (step,) = steps
         for piece in pieces:
             step.values[piece] = self._read(piece.name, piece.numbers)
 
-    def read_all(self, step: Step) -> None:
+    def read_all(self, step: PublishedStep) -> None:
         step.digest, step.nonfinite = digest_of((name, self._whole(name)) for name in sorted(self._places))
 
     def _whole(self, name: str) -> NDArray[Any]:
@@ -287,7 +287,7 @@ class PlacesReader:
         return place.read(file.fetch, count, f"{self._address}: {file.path}")
 
 
-class _Kept:
+class _WholeNumbers:
     """The numbers of a step that was read whole: samples of it, which were taken then."""
 
     reads_all = True
@@ -295,17 +295,17 @@ class _Kept:
     def __init__(self, values: Mapping[Piece, NDArray[Any]], digest: str, nonfinite: list[str]) -> None:
         self._values, self._digest, self._nonfinite = values, digest, nonfinite
 
-    def read(self, steps: Sequence[Step], pieces: Sequence[Piece]) -> None:
+    def read(self, steps: Sequence[PublishedStep], pieces: Sequence[Piece]) -> None:
         (step,) = steps
         step.values |= {piece: self._values[piece] for piece in pieces}
 
-    def read_all(self, step: Step) -> None:
+    def read_all(self, step: PublishedStep) -> None:
         step.digest, step.nonfinite = self._digest, self._nonfinite
 
 
 def _in_memory(
     run: str, step: int | None, where: str, tensors: Mapping[str, NDArray[Any]], claims: Mapping[str, int]
-) -> Step:
+) -> PublishedStep:
     layout = layout_of(tensors)
     values = {
         piece: np.array(tensors[piece.name].reshape(-1)[: piece.numbers])
@@ -313,4 +313,4 @@ def _in_memory(
         for piece in pieces_of(layout, number)
     }
     digest, nonfinite = digest_of((name, tensors[name]) for name in sorted(tensors))
-    return Step(run, step, where, layout, _Kept(values, digest, nonfinite), "", claims)
+    return PublishedStep(run, step, where, layout, _WholeNumbers(values, digest, nonfinite), "", claims)

@@ -32,7 +32,7 @@ class Piece(NamedTuple):
 
 
 @dataclass(eq=False)
-class Step:
+class PublishedStep:
     """One checkpoint of a run.
 
     ``where`` is its path or id; ``digest`` that of its files where a hub says it, of all its numbers where they were
@@ -64,11 +64,11 @@ class StepReader(Protocol):
 
     reads_all: bool
 
-    def read(self, steps: Sequence[Step], pieces: Sequence[Piece]) -> None:
+    def read(self, steps: Sequence[PublishedStep], pieces: Sequence[Piece]) -> None:
         """Put the pieces into the ``values`` of each step."""
         ...
 
-    def read_all(self, step: Step) -> None:
+    def read_all(self, step: PublishedStep) -> None:
         """Read every number: sets ``digest`` to that of all numbers, and ``nonfinite``."""
         ...
 

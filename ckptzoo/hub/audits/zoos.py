@@ -7,11 +7,11 @@ import numpy as np
 
 import ckptzoo
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.hub.audits.steps import Layout, Piece, Step, digest_of
+from ckptzoo.hub.audits.steps import Layout, Piece, PublishedStep, digest_of
 from ckptzoo.loader.zoo import Zoo
 
 
-def steps_of_zoo(address: str | os.PathLike[str]) -> list[Step]:
+def steps_of_zoo(address: str | os.PathLike[str]) -> list[PublishedStep]:
     """Return the steps of a zoo's members."""
     zoo = ckptzoo.open(address)
     ids, members, steps, methods, modes = (
@@ -19,12 +19,12 @@ def steps_of_zoo(address: str | os.PathLike[str]) -> list[Step]:
     )
     layout: Layout = tuple(sorted((item.name, item.dtype, item.shape) for item in zoo.arch.tensors))
     reader = ZooReader(zoo)
-    found: list[Step] = []
+    found: list[PublishedStep] = []
     for row, name in enumerate(ids):
         # draws of a posterior are no steps, and several may be equal
         is_draw = methods[row] is not None
         run = (modes[row] or methods[row]) if is_draw else (members[row] or name)
-        found.append(Step(run, None if is_draw else steps[row], name, layout, reader))
+        found.append(PublishedStep(run, None if is_draw else steps[row], name, layout, reader))
         reader.rows[name] = row
     return found
 
@@ -37,7 +37,7 @@ class ZooReader:
     def __init__(self, zoo: Zoo) -> None:
         self._zoo, self.rows = zoo, dict[str, int]()
 
-    def read(self, steps: Sequence[Step], pieces: Sequence[Piece]) -> None:
+    def read(self, steps: Sequence[PublishedStep], pieces: Sequence[Piece]) -> None:
         rows = [self.rows[step.where] for step in steps]
         for name, count in pieces:
             stored = self._zoo[name]
@@ -46,6 +46,6 @@ class ZooReader:
             for step, row in zip(steps, values, strict=True):
                 step.values[Piece(name, count)] = row
 
-    def read_all(self, step: Step) -> None:
+    def read_all(self, step: PublishedStep) -> None:
         checkpoint = self._zoo.checkpoint(step.where)
         step.digest, step.nonfinite = digest_of((name, checkpoint[name]) for name in sorted(self._zoo.arch.names))

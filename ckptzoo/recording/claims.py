@@ -76,7 +76,10 @@ class Claim:
     def beat(self) -> None:
         """Send a heartbeat, and note whether another process took over."""
         name = _claimed(self._path)
-        self.lost = self._claims.newest(name) != self._path
+        try:
+            self.lost = self._claims.newest(name) != self._path
+        except FileNotFoundError:  # somebody has removed the folder, and nobody has taken over
+            return
         # a claim that was lost may be another's file by now, which is not written to
         if not self.lost:
             # the file is closed at once: NFS sends writes when a file is closed

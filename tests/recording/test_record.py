@@ -47,11 +47,11 @@ def test_a_recorded_zoo_is_that_written_at_once(tmp_path_factory: pytest.TempPat
     dtypes = data.draw(st.permutations(("float32", "float64", "float16")))
     members = [f"run-{number}" for number in range(data.draw(st.integers(1, 3)))]
     arch = ckptzoo.Architecture.of(networks(0, tuple(dtypes)), name="net")
-    runs = {
-        member: ckptzoo.record(root / "recorded", arch=arch, member=member, seed=1, dataset="d") for member in members
-    }
     expected: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
-    for action in data.draw(st.lists(st.tuples(st.sampled_from([*members, "gather"]), st.integers(0, 6)), max_size=14)):
+    actions = data.draw(st.lists(st.tuples(st.sampled_from([*members, "gather"]), st.integers(0, 6)), max_size=14))
+    options: dict[str, Any] = {"arch": arch, "seed": 1, "dataset": "d"}
+    runs = {member: ckptzoo.record(root / "recorded", member=member, **options) for member in members}
+    for action in actions:
         member, step = action
         if member == "gather":
             ckptzoo.gather(root / "recorded")

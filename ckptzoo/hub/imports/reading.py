@@ -38,11 +38,21 @@ class Reader:
             location, name = f"{self._address}: {file.path}", file.path.rpartition("/")[2]
             for data in contents:
                 try:
-                    form = read_form(data[:HEAD_BYTES], name, location=location)
+                    form = read_form(bytes(data[:HEAD_BYTES]), name, location=location)
                     self.forms[form.words] = self.forms.get(form.words, 0) + 1
                     # JSON and plain numbers: nothing in it needs the process that reads what may be hostile
                     if form.name == "safetensors":
-                        parts.append([read_state_dict(BytesIO(data), location, name, Limits(), with_moments=True)])
+                        parts.append(
+                            [
+                                read_state_dict(
+                                    data if isinstance(data, memoryview) else BytesIO(data),
+                                    location,
+                                    name,
+                                    Limits(),
+                                    with_moments=True,
+                                )
+                            ]
+                        )
                     else:
                         jobs.append((parts, name, Job(location, form.name, len(data), strict=False), data))
                 except ZooError as error:

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format.durable import TEMPORARY, sync, write_file
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part
-from ckptzoo.format.reader import read_trees
+from ckptzoo.format.reader import Contents, read_trees
 from ckptzoo.format.tree import Tree, empty_tree
 from ckptzoo.hub.pull.selection import describe
 from ckptzoo.remote.cache import Cache
@@ -169,6 +170,29 @@ class PulledParts:
             for part in tree.parts:
                 if isinstance(pulled := part.facts.get("pulled"), dict):
                     self.sources[name, str(pulled.get("part"))] = part
+
+    def find_copies(self, contents: Contents) -> None:
+        """Find the parts that are copies of those of a zoo which refers to files: they have the same checkpoints."""
+        if not contents.identity.references:
+            return
+        ids, start, by_first = contents.ids, 0, dict[str, Part]()
+        for part in contents.raw.parts:
+            if part.rows:
+                by_first[ids[start].as_py()] = part
+            start += part.rows
+        copied, start = dict[str, str](), 0
+        raw = self.trees.get(PARTS, empty_tree())
+        for part in raw.parts:
+            source = by_first.get(raw.rows.take(["id"], np.array([start]))["id"][0].as_py()) if part.rows else None
+            if source is not None and source.rows == part.rows and "pulled" not in part.facts:
+                self.sources[PARTS, source.digest], copied[part.digest] = part, source.digest
+            start += part.rows
+        for name in contents.derived_parts:
+            path = f"{DERIVED}/{name}"
+            by_raw = {part.facts.get("raw"): part for part in contents.derived(name).parts}
+            for part in self.trees.get(path, empty_tree()).parts:
+                if (source := by_raw.get(copied.get(str(part.facts.get("raw"))))) is not None:
+                    self.sources[path, source.digest] = part
 
     def paths(self) -> set[str]:
         """Return the parts' folders, as paths from the zoo's."""

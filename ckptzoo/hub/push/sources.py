@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format import limits
 from ckptzoo.format.files import DEREFERENCE, Folder, check_span, folders_of, leads_outside
 from ckptzoo.format.part import Part, read_part, read_rows
+from ckptzoo.format.reader import read_documents
 from ckptzoo.format.splits import split_names
 from ckptzoo.hub.card import card_in
 from ckptzoo.hub.card.explorer import check_explorer
@@ -58,9 +59,14 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
 
     Shards are not read: their digests are those of the index. Rows and indices are, once. Raises
     ``IntegrityError`` where a part's index cannot be read; ``SpecError`` where the card is not valid, the folder
-    lacks a picture that it names, or its explorer is too large.
+    lacks a picture that it names, or its explorer is too large; ``ZooError`` where its weights lie in files of others.
     """
     files = Folder(root)
+    identity, _, _ = read_documents(files)
+    if identity.references:
+        expected, got = "a zoo that holds its weights", "one that refers to files of this machine"
+        step = f"Copy the weights into a zoo with ckptzoo materialize {root.name} --to NEWZOO, and push that."
+        raise ZooError(Problem(str(root), "a zoo to publish", expected, got, step))
     parts: list[LocalPart] = []
     for tree, names in trees.items():
         for name in names:

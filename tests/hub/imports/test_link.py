@@ -1,0 +1,277 @@
+"""A zoo that refers to files reads, streams and derives what an import of them holds; a file that changed is named."""
+
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+import ckptzoo
+from ckptzoo.errors import ZooError
+from ckptzoo.format.digests import reference_summary
+from ckptzoo.format.header import numpy_dtype
+from ckptzoo.format.references import encode
+from ckptzoo.hub.imports import import_zoo, link_zoo
+from tests.support.effort import FEW_EXAMPLES, examples
+from tests.support.published_zoos import network
+
+State = dict[str, np.ndarray]
+DTYPES = ("float32", "float64", "float16", "int64", "int8", "uint8", "bool")
+SHAPES = ((), (1,), (3,), (2, 3), (0,), (4, 0, 2), (5, 2, 2), (300, 70), (700, 200))
+
+
+def state(draw: np.random.Generator, tensors: dict[str, tuple[str, tuple[int, ...]]]) -> State:
+    kinds = {name: (numpy_dtype(dtype), shape) for name, (dtype, shape) in tensors.items()}
+    return {name: np.asarray(draw.standard_normal(shape) * 9).astype(dtype) for name, (dtype, shape) in kinds.items()}
+
+
+def fill(folder: Path, seed: int) -> dict[str, State]:
+    """Files of one architecture in nested folders, with headers of several kinds."""
+    draw = np.random.default_rng(seed)
+    names = [f"{word}{at}.weight" for at, word in enumerate(draw.choice(["conv", "fc", "norm"], draw.integers(1, 7)))]
+    tensors = {name: (str(draw.choice(DTYPES)), SHAPES[draw.integers(len(SHAPES))]) for name in names}
+    tensors["last.bias"] = ("float32", (3,))
+    tied = "head.weight" if draw.integers(2) else ""
+    made: dict[str, State] = {}
+    for number in range(draw.integers(1, 9)):
+        path = folder / ("" if draw.integers(2) else f"run-{draw.integers(3)}/in") / f"net{number:02d}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = state(draw, tensors)
+        if tied:
+            content |= {"embed.weight": (table := draw.standard_normal((4, 3)).astype(np.float32)), tied: table}
+        metadata = [None, {"format": "pt"}, {"lr": str(number)}][draw.integers(3)]
+        save_file(content, path, metadata)
+        made[str(path.relative_to(folder))] = content
+    return made
+
+
+def tree_of(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file() and ".ckptzoo-pull" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+@settings(max_examples=examples(60, FEW_EXAMPLES))
+@given(seed=st.integers(0, 2**32))
+def test_what_is_read_is_in_the_files_and_a_copy_is_what_import_writes(
+    tmp_path_factory: pytest.TempPathFactory, seed: int
+) -> None:
+    root = tmp_path_factory.mktemp("link")
+    made = fill(root / "nets", seed)
+    # both zoos have one name, which is in their documents
+    link_zoo(root / "nets", root / "a/zoo", license="MIT")
+    import_zoo(root / "nets", root / "b/zoo", license="MIT")
+    zoo, held = ckptzoo.open(root / "a/zoo"), ckptzoo.open(root / "b/zoo")
+    assert zoo.arch == held.arch and zoo.ids == held.ids and len(zoo) == len(made)
+    for column in (name for name in zoo.metadata.column_names if name != "finite"):
+        assert zoo.column(column).equals(held.column(column)), column
+    draw = np.random.default_rng(seed)
+    rows = draw.integers(0, len(zoo), 5)
+    for name in zoo.arch.names:
+        assert zoo[name][:].tobytes() == held[name][:].tobytes()
+        assert zoo[name][rows].tobytes() == held[name][rows].tobytes()
+        for checkpoint, extra in zip(zoo, zoo.metadata["extra"].to_pylist(), strict=True):
+            path = next(path for path in made if f'"{path}"' in extra)
+            with safe_open(root / "nets" / path, "np") as file:
+                assert checkpoint[name].tobytes() == file.get_tensor(name).tobytes()
+    for shuffle in (False, True, "global"):
+        one, other = (each.stream(batch_size=2, shuffle=shuffle, seed=seed, remainder="keep") for each in (zoo, held))
+        for batch, expected in zip(one, other, strict=True):
+            assert batch.ids == expected.ids
+            assert all(batch[name].tobytes() == expected[name].tobytes() for name in zoo.arch.names)
+    ckptzoo.materialize(root / "a/zoo", root / "c/zoo")
+    assert tree_of(root / "c/zoo") == tree_of(root / "b/zoo")
+    assert ckptzoo.materialize(root / "a/zoo", root / "c/zoo").parts == ()
+    assert ckptzoo.verify(root / "a/zoo") == [] == ckptzoo.verify(root / "c/zoo")
+    checked = ckptzoo.open(root / "a/zoo")
+    assert checked.column("finite").equals(held.column("finite"))
+    summary = reference_summary(checked.contents)
+    assert summary is not None and summary.files == len(made) and not summary.unchecked
+    shutil.rmtree(root)
+
+
+@pytest.fixture
+def linked(tmp_path: Path) -> Path:
+    """A zoo of four networks in two folders."""
+    for number in range(4):
+        (tmp_path / f"nets/run{number % 2}").mkdir(parents=True, exist_ok=True)
+        save_file(network(number), tmp_path / f"nets/run{number % 2}/step{number}.safetensors")
+    link_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
+    return tmp_path / "zoo"
+
+
+def in_place(path: Path, at: int, data: bytes) -> None:
+    """Change bytes of a file, and nothing that the system says of it."""
+    before = path.stat()
+    descriptor = os.open(path, os.O_WRONLY)
+    os.pwrite(descriptor, data, at % before.st_size)
+    os.close(descriptor)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def renamed(path: Path) -> None:
+    path.rename(path.with_suffix(".old"))
+
+
+def folder_elsewhere(path: Path) -> None:
+    """The file's folder becomes a link to one outside, which has the very file."""
+    path.parent.rename(path.parents[2] / "elsewhere")
+    path.parent.symlink_to(path.parents[2] / "elsewhere")
+
+
+def linked_file(path: Path) -> None:
+    renamed(path)
+    path.symlink_to(path.with_suffix(".old"))
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def copied(path: Path) -> None:
+    """Another file with the same bytes and times."""
+    shutil.copy2(path, path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)
+
+
+CHANGES: dict[str, Callable[[Path], None]] = {
+    "touched": lambda path: os.utime(path),
+    "shorter": lambda path: os.truncate(path, 300),
+    "longer": lambda path: os.truncate(path, path.stat().st_size + 1),
+    "header": lambda path: in_place(path, 12, b"?"),
+    "gone": Path.unlink,
+    "moved": renamed,
+    "another": copied,
+    "link": linked_file,
+    "linked folder": folder_elsewhere,
+    "pipe": pipe,
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_file_that_changed_is_named_and_the_others_are_read(linked: Path, how: str) -> None:
+    zoo = ckptzoo.open(linked)
+    name = zoo.arch.names[0]
+    held = zoo[name][:]
+    CHANGES[how](linked.parent / "nets/run1/step1.safetensors")
+    for again in (zoo, ckptzoo.open(linked)):
+        with pytest.raises(ZooError, match=r"run1/step1\.safetensors.*expected"):
+            again[name][:]
+        rows = [at for at, text in enumerate(again.metadata["extra"].to_pylist()) if "run0" in text]
+        assert again[name][rows].tobytes() == held[rows].tobytes()
+    assert any("step1.safetensors" in problem.location for problem in ckptzoo.verify(linked))
+    with pytest.raises(ZooError, match="step1"):
+        ckptzoo.materialize(linked, linked.parent / "copy")
+    assert not list((linked.parent / "copy").glob("parts/*"))
+
+
+@pytest.mark.parametrize("way", ["verify", "materialize", "layers", "where"])
+def test_a_byte_that_changed_is_found_once_its_block_has_a_digest(linked: Path, way: str) -> None:
+    path = linked.parent / "nets/run1/step3.safetensors"
+    in_place(path, -1, b"?")  # before anything was read: the first reading trusts the source
+    assert ckptzoo.verify(linked) == []
+    options: dict[str, Any] = {"layers": {"layers": "2"}, "where": {"where": "step == 3"}}.get(way, {})
+    in_place(path, -1, b"!")
+    if way == "verify":
+        (problem,) = ckptzoo.verify(linked)
+        assert problem.location == str(path) and "sha256 of block 0" in problem.what
+        return
+    with pytest.raises(ZooError, match=r"step3\.safetensors: sha256 of block 0"):
+        ckptzoo.materialize(linked, linked.parent / "copy", **options)
+    in_place(path, -1, b"?")
+    assert len(ckptzoo.open(ckptzoo.materialize(linked, linked.parent / "copy", **options).folder))
+
+
+def test_references_are_followed_only_where_this_user_linked_them(linked: Path) -> None:
+    name = ckptzoo.open(linked).arch.names[0]
+    held = ckptzoo.open(linked)[name][:]
+    copy = shutil.copytree(linked, linked.parent / "copy")
+    assert len(ckptzoo.open(copy).metadata) == 4
+    with pytest.raises(ZooError, match="expected one that was linked on this machine, got none"):
+        ckptzoo.open(copy)[name][:]
+    assert ckptzoo.open(copy, follow=linked.parent / "nets")[name][:].tobytes() == held.tobytes()
+    assert ckptzoo.open(copy, follow={"nets": linked.parent / "nets"}).refresh()[name][:].tobytes() == held.tobytes()
+    with pytest.raises(ZooError, match="none"):
+        ckptzoo.open(copy, follow={"other": linked.parent / "nets"})[name][:]
+    # a folder that is linked again is recorded again, and nothing is added
+    assert (link_zoo(linked.parent / "nets", copy, license="MIT").added, len(ckptzoo.open(copy))) == (0, 4)
+    assert ckptzoo.open(copy)[name][:].tobytes() == held.tobytes()
+    # another zoo in the same folder is not the one that was linked
+    shutil.rmtree(linked)
+    link_zoo(linked.parent / "nets", linked.parent / "b/other", license="MIT")
+    shutil.copytree(linked.parent / "b/other", linked)
+    with pytest.raises(ZooError, match="none"):
+        ckptzoo.open(linked)[name][:]
+
+
+def test_no_path_of_this_machine_is_in_the_zoo(linked: Path) -> None:
+    ckptzoo.verify(linked)
+    for path in (path for path in linked.rglob("*") if path.is_file()):
+        assert str(linked.parent).encode() not in path.read_bytes()
+    recorded = list((Path(os.environ["XDG_DATA_HOME"]) / "ckptzoo/linked").glob("*.json"))
+    assert recorded and all(stat.S_ISREG(path.stat().st_mode) for path in recorded)
+
+
+@pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "run0/../../secret", "run0//step0", "./run0"])
+def test_a_path_out_of_the_folder_is_refused_when_the_zoo_is_read(linked: Path, path: str, monkeypatch: Any) -> None:
+    def crafted(rows: Any) -> bytes:
+        return encode([[item._replace(path=path) for item in references] for references in rows])
+
+    monkeypatch.setattr("ckptzoo.format.writer.encode", crafted)
+    link_zoo(linked.parent / "nets", linked.parent / "bad", license="MIT")
+    zoo = ckptzoo.open(linked.parent / "bad")
+    with pytest.raises(ZooError, match="path: expected one inside the folder of a source"):
+        zoo[zoo.arch.names[0]][:]
+
+
+def test_more_is_added_and_kinds_of_zoos_stay_apart(linked: Path) -> None:
+    nets = linked.parent / "nets"
+    save_file(network(9), nets / "run1/step9.safetensors")
+    assert link_zoo(nets, linked, license="MIT").added == 1
+    (linked.parent / "more").mkdir()
+    save_file(network(10), linked.parent / "more/net.safetensors")
+    assert link_zoo(linked.parent / "more/net.safetensors", linked, license="MIT").added == 1
+    zoo = ckptzoo.open(linked)
+    assert len(zoo) == 6 and zoo["0.weight"][:].shape == (6, 5, 4)
+    import_zoo(nets, linked.parent / "held", license="MIT")
+    with pytest.raises(ZooError, match="ckptzoo import SOURCE"):
+        link_zoo(nets, linked.parent / "held", license="MIT")
+    with pytest.raises(ZooError, match="ckptzoo link SOURCE"):
+        import_zoo(nets, linked, license="MIT")
+    with pytest.raises(ZooError, match="ckptzoo link SOURCE"):
+        ckptzoo.append(linked)
+    with pytest.raises(ZooError, match="ckptzoo materialize"):
+        ckptzoo.push(linked, "lab/zoo")
+    with pytest.raises(ZooError, match="ckptzoo materialize"):
+        ckptzoo.pull(linked, linked.parent / "pulled")
+    with pytest.raises(ZooError, match="ckptzoo materialize"):
+        ckptzoo.merge_parts(linked, linked.parent / "merged")
+    with pytest.raises(ZooError, match="complete as it is"):
+        ckptzoo.materialize(linked.parent / "held", linked.parent / "again")
+
+
+def test_what_does_not_lie_flat_is_named_with_the_next_step(linked: Path) -> None:
+    nets = linked.parent / "nets"
+    half = {name: array.astype(np.float16) for name, array in network(5).items()}
+    save_file(half, nets / "half.safetensors")
+    with pytest.raises(ZooError, match=r"half\.safetensors: tensor '0.bias'.*ckptzoo import"):
+        link_zoo(nets, linked, license="MIT")
+    done = link_zoo(nets, linked, license="MIT", skip_bad=True)
+    assert (done.added, len(done.skipped)) == (0, 1) and len(ckptzoo.open(linked)) == 4
+    (linked.parent / "secret").mkdir()
+    save_file(network(6), linked.parent / "secret/net.safetensors")
+    (nets / "out.safetensors").symlink_to(linked.parent / "secret/net.safetensors")
+    (nets / "in.safetensors").symlink_to(nets / "run0/step0.safetensors")
+    done = link_zoo(nets, linked.parent / "b/zoo", license="MIT", skip_bad=True, exclude=["half.safetensors"])
+    assert done.added == 5 and "a link to" in done.skipped[0]["problem"]
+    zoo = ckptzoo.open(linked.parent / "b/zoo")
+    (linked.parent / "nets/in.safetensors").unlink()  # its file is read where it is
+    assert zoo["0.weight"][:].shape == (5, 5, 4)

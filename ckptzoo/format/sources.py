@@ -23,7 +23,8 @@ def _record(root: Path) -> tuple[Path, str]:
     """The file that records a zoo's sources, and what has to be the zoo there: its real path and its ``zoo.json``."""
     real = os.path.realpath(root)
     name = hashlib.sha256(real.encode(errors="surrogateescape")).hexdigest()[:32]
-    return data_root() / _FOLDER / f"{name}.json", hashlib.sha256((root / ZOO).read_bytes()).hexdigest()
+    zoo = hashlib.sha256((root / ZOO).read_bytes()).hexdigest() if (root / ZOO).is_file() else ""
+    return data_root() / _FOLDER / f"{name}.json", zoo
 
 
 def remember(root: Path, sources: Mapping[str, Path]) -> None:
@@ -34,6 +35,12 @@ def remember(root: Path, sources: Mapping[str, Path]) -> None:
         known = {name: str(place) for name, place in remembered(root).items()}
         known |= {name: os.path.realpath(place) for name, place in sources.items()}
         write_file(path, seal({"zoo": zoo, "folder": os.path.realpath(root), "sources": known}))
+
+
+def forget(root: Path) -> None:
+    """Remove what was recorded of a zoo that was in a folder before."""
+    path, _ = _record(root)
+    path.unlink(missing_ok=True)
 
 
 def remembered(root: Path) -> dict[str, Path]:

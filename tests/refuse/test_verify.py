@@ -293,7 +293,7 @@ def test_names_digests_versions_and_kinds(make_zoo):
     rebuilt(path, lambda listed: None, facts={"kind": "unheard"})
     found(path, "kind", "Upgrade ckptzoo")
     path, _ = make_zoo((4,), name="c")
-    (path / "zoo.json").write_bytes(seal({"format": "ckptzoo", "version": 2, "name": "c"}))
+    (path / "zoo.json").write_bytes(seal({"format": "ckptzoo", "version": 3, "name": "c"}))
     found(path, "format version: expected 1 or 2, got 3. Upgrade ckptzoo")
     (path / "zoo.json").write_bytes(seal({"format": "parquet"}))
     found(path, "This is not a zoo")

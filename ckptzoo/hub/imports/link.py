@@ -1,9 +1,9 @@
 """``link_zoo``: checkpoints of this machine become a zoo that refers to their files, which stay where they are."""
 
-import bisect
 import hashlib
-import json
+import itertools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,14 @@ from typing import Any
 from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError
 from ckptzoo.format.references import FileLayout, Reference, TensorPlace, inode_of
-from ckptzoo.format.sources import remember
+from ckptzoo.format.sources import forget, remember, remembered
 from ckptzoo.format.writer import ReferenceWriter, create_referring
 from ckptzoo.hub.contributions.evaluation import Factory
 from ckptzoo.hub.imports.adapters import Options
 from ckptzoo.hub.imports.choice import AUTO
 from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.mapped import MappedFile, address_of, mapped_file, open_mapped
+from ckptzoo.hub.imports.outlines import outline
 from ckptzoo.hub.imports.report import ImportResult
 from ckptzoo.hub.imports.run import Importer, bring
 from ckptzoo.hub.imports.same_architecture import Tensors
@@ -30,8 +31,6 @@ from ckptzoo.text import Progress
 
 _FILES = 32
 """Files that are mapped together: each keeps a descriptor open."""
-_KEPT = 256
-"""Headers whose tensors are kept."""
 
 
 @checked
@@ -127,22 +126,29 @@ class LinkedZoos(TargetZoos):
     def __init__(self, place: Path, folder: Path, declaration: Declaration, *, by_order: bool) -> None:
         super().__init__(folder, declaration, by_order=by_order)
         self.place = place
-        self._outlines = dict[bytes, tuple[list[int], list[tuple[str, int]]]]()
         self._layouts = dict[Any, FileLayout]()
-        self._remembered = set[tuple[Path, str]]()
+        self._names = dict[tuple[Path, str], str]()
 
     def end(self, label: str) -> None:
         """Record where the references of the source lead, also of a zoo that had all of it."""
-        self._remember(label)
-
-    def _remember(self, label: str) -> None:
-        """Record that the zoos may follow the references of a source."""
         for zoo in self._zoos:
-            if (zoo.path, label) not in self._remembered:
-                remember(zoo.path, {label: self.place})
-                self._remembered.add((zoo.path, label))
+            self._source_name(zoo, label)
+
+    def _source_name(self, zoo: OpenZoo, label: str) -> str:
+        """Return the name of the place in a zoo, and record that the zoo may follow its references there.
+
+        A folder and an archive of it have one label, and are two places.
+        """
+        if (name := self._names.get((zoo.path, label))) is None:
+            known, place = remembered(zoo.path), Path(os.path.realpath(self.place))
+            names = (label if not number else f"{label}-{number + 1}" for number in itertools.count())
+            name = next(name for name in names if known.get(name, place) == place or not known[name].exists())
+            remember(zoo.path, {name: place})
+            self._names[zoo.path, label] = name
+        return name
 
     def _create(self, path: Path, arch: Architecture, card: Card, symmetry: Symmetry | None) -> None:
+        forget(path)
         create_referring(path, arch=arch, card=card, symmetry=symmetry)
 
     def _open_writer(self, zoo: OpenZoo) -> ReferenceWriter:
@@ -152,26 +158,24 @@ class LinkedZoos(TargetZoos):
         got = "a pruned one, which is computed from a mask"
         raise SpecError(Problem(location, "weights", "those of the file", got, _STEP))
 
-    def _prepared(self, arch: Architecture, tensors: Tensors, row: Row) -> list[Reference]:
-        return self._references(arch, tensors, row)
+    def _prepared(self, zoo: OpenZoo, tensors: Tensors, row: Row) -> list[Reference]:
+        return self._references(zoo, tensors, row)
 
     def _write(self, zoo: OpenZoo, stacked: Tensors, rows: Sequence[Row]) -> None:
         several = ({name: array[at] for name, array in stacked.items()} for at in range(len(rows)))
-        self._write_several(zoo, [self._references(zoo.arch, *item) for item in zip(several, rows, strict=True)], rows)
+        self._write_several(zoo, [self._references(zoo, *item) for item in zip(several, rows, strict=True)], rows)
 
     def _write_several(self, zoo: OpenZoo, several: Sequence[list[Reference]], rows: Sequence[Row]) -> None:
-        for label in {row["source"] for row in rows}:
-            self._remember(label)
         writer = self._writer(zoo)
         assert isinstance(writer, ReferenceWriter)
         writer.refer(several, rows)
         zoo.nbytes += zoo.arch.nbytes * len(rows)
         zoo.added += len(rows)
 
-    def _references(self, arch: Architecture, tensors: Tensors, row: Row) -> list[Reference]:
+    def _references(self, zoo: OpenZoo, tensors: Tensors, row: Row) -> list[Reference]:
         """Return where the tensors of a checkpoint are; raise ``SpecError`` for one that lies in no file as it is."""
-        places = dict[int, tuple[MappedFile, list[tuple[str, int]]]]()
-        empty = list[str]()
+        places = dict[tuple[int, int], tuple[MappedFile, list[tuple[str, int]]]]()
+        arch, empty = zoo.arch, list[str]()
         for tensor in arch.tensors:
             array = tensors[tensor.name]
             if not tensor.nbytes:
@@ -182,50 +186,41 @@ class LinkedZoos(TargetZoos):
                 location = f"{self.place}: {row['extra'].get('file', row['id'])}"
                 expected, got = "numbers as they lie in the file", "numbers that are packed, reordered or computed"
                 raise SpecError(Problem(location, f"tensor {tensor.name!r}", expected, got, _STEP))
-            _, own = places.setdefault(id(file), (file, []))
-            own.append((tensor.name, address_of(array) - file.address))
+            offset = address_of(array) - file.address
+            _, own = places.setdefault((id(file), file.member_at(offset)), (file, []))
+            own.append((tensor.name, offset))
         if not places:
             location = f"{self.place}: {row['id']}"
             raise SpecError(Problem(location, "tensors", "numbers in a file", "none", _STEP))
-        next(iter(places.values()))[1].extend((name, 0) for name in empty)
-        return [self._reference(arch, file, own, row["source"]) for file, own in places.values()]
+        first, *_ = places
+        places[first][1].extend((name, first[1]) for name in empty)
+        source = self._source_name(zoo, row["source"])
+        return [self._reference(arch, file, base, own, source) for (_, base), (file, own) in places.items()]
 
-    def _reference(self, arch: Architecture, file: MappedFile, own: list[tuple[str, int]], source: str) -> Reference:
-        """Return where these tensors are in a file, with their first bytes in it."""
-        start = 8 + int.from_bytes(file[:8], "little")
-        header = file[:start]
-        key = (header, tuple(own))
+    def _reference(
+        self, arch: Architecture, file: MappedFile, base: int, own: list[tuple[str, int]], source: str
+    ) -> Reference:
+        """Return where these tensors are in a file, given with their first bytes in it."""
+        form, _ = file.forms[base]
+        start, pieces, names = outline(file, base, [offset for name, offset in own if arch[name].nbytes])
+        key = (form, pieces, tuple((name, max(0, offset - start)) for name, offset in own))
+        header = b"".join(file[base + at : base + at + count] for at, count in pieces or [(0, start - base)])
+        if form == "safetensors":
+            key = (*key, header)
         if (layout := self._layouts.get(key)) is None:
-            starts, entries = self._outline(header)
-            places: list[TensorPlace] = []
-            for tensor, offset in own:
-                offset = max(0, offset - start)
-                at = bisect.bisect_right(starts, offset) - 1
+            places = [
                 # a tensor without elements is nowhere
-                places.append(TensorPlace(tensor, entries[at][0] if arch[tensor].nbytes else "", offset))
+                TensorPlace(name, names(offset) if arch[name].nbytes else "", max(0, offset - start))
+                for name, offset in own
+            ]
             places.sort(key=lambda place: (place.offset, place.tensor))
-            layout = FileLayout("safetensors", tuple(places))
-            layout = self._layouts.setdefault(layout, layout)
-            self._layouts[key] = layout
+            layout = FileLayout(form, tuple(places), pieces)
+            layout = self._layouts[key] = self._layouts.setdefault(layout, layout)
         status = file.status
         digest = hashlib.sha256(header).digest()
         return Reference(
-            source, file.path, 0, start, status.st_size, inode_of(status), status.st_mtime_ns, digest, layout
+            source, file.path, base, start, status.st_size, inode_of(status), status.st_mtime_ns, digest, layout
         )
-
-    def _outline(self, header: bytes) -> tuple[list[int], list[tuple[str, int]]]:
-        """Return the tensors of a header that was read, by their first bytes."""
-        if header not in self._outlines:
-            if len(self._outlines) >= _KEPT:
-                self._outlines.clear()
-            described: dict[str, Any] = json.loads(header[8:])
-            entries = sorted(
-                (item["data_offsets"][0], name)
-                for name, item in described.items()
-                if name != "__metadata__" and item["data_offsets"][0] < item["data_offsets"][1]
-            )
-            self._outlines[header] = [first for first, _ in entries], [(name, first) for first, name in entries]
-        return self._outlines[header]
 
 
 _STEP = "Copy these files with ckptzoo import SOURCE --to ZOO; or leave them out with --exclude or --skip-bad."

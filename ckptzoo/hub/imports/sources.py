@@ -44,12 +44,14 @@ class SourceFile:
     """One file of a source: its path inside it, with slashes, never absolute and never with ``..``, and its size in
     bytes.
 
-    In archives that are read in order ``open`` works only until the next file is asked for.
+    In archives that are read in order ``open`` works only until the next file is asked for. ``start`` is the first byte
+    of a member of a tar archive there, unpacked; None of other files.
     """
 
     path: str
     size: int
     open: Callable[[], IO[bytes]] = field(repr=False)
+    start: int | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -336,7 +338,7 @@ def tar_files(stream: IO[bytes], consumed: Callable[[], int], location: str) -> 
             step = "Repack it with the files themselves: tar --dereference, without --sparse."
             _refuse(location, f"member {excerpt(path)!r}", "a file", member.kind, step)
         paths.add(path, position)
-        yield SourceFile(path, member.size, partial(io.BufferedReader, member))
+        yield SourceFile(path, member.size, partial(io.BufferedReader, member), start=member.end - member.size)
 
 
 class _ZipBytes:

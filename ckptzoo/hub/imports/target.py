@@ -187,7 +187,7 @@ class TargetZoos:
             try:
                 zoo, fitted = self._place(item, saved, usable[number + 1 :])
                 tensors, facts = in_architecture(saved.tensors, fitted, zoo.arch)
-                prepared = self._prepared(zoo.arch, tensors, item.row)
+                prepared = self._prepared(zoo, tensors, item.row)
             except ZooError as error:
                 if refuse is None:
                     failed = item, error
@@ -313,7 +313,7 @@ class TargetZoos:
                 zoo.writer.discard()
                 zoo.writer = None
 
-    def _prepared(self, arch: Architecture, tensors: Tensors, row: Row) -> Any:
+    def _prepared(self, zoo: OpenZoo, tensors: Tensors, row: Row) -> Any:
         """Return what is written of a checkpoint; raise ``SpecError`` where it cannot be."""
         return tensors
 

@@ -1,14 +1,18 @@
 """A zoo that refers to files reads, streams and derives what an import of them holds; a file that changed is named."""
 
+import json
 import os
+import re
 import shutil
 import stat
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -95,6 +99,143 @@ def test_what_is_read_is_in_the_files_and_a_copy_is_what_import_writes(
     summary = reference_summary(checked.contents)
     assert summary is not None and summary.files == len(made) and not summary.unchecked
     shutil.rmtree(root)
+
+
+def as_torch(content: State) -> Any:
+    return {name: torch.from_numpy(np.array(array)) for name, array in content.items()}
+
+
+def torch_file(folder: Path, number: int, content: State) -> None:
+    optimiser = {"state": {0: {"exp_avg": torch.zeros(300, 64)}}, "param_groups": []}
+    torch.save({"state_dict": as_torch(content), "epoch": number, "optimizer": optimiser}, folder / f"{number}.pt")
+
+
+def legacy_file(folder: Path, number: int, content: State) -> None:
+    torch.save(as_torch(content), folder / f"{number}.pt", _use_new_zipfile_serialization=False)
+
+
+def shared_storage(folder: Path, number: int, content: State) -> None:
+    """Tensors are views of one storage, of which a part is of no tensor."""
+    flat = torch.from_numpy(np.concatenate([np.ones(7, np.float32), *map(np.ravel, content.values())]))
+    state, at = {}, 7
+    for name, array in content.items():
+        state[name] = flat[at : at + array.size].reshape(array.shape)
+        at += array.size
+    torch.save(state, folder / f"{number}.pt")
+
+
+def npz(folder: Path, number: int, content: State) -> None:
+    np.savez(folder / f"{number}.npz", **content)  # pyright: ignore[reportArgumentType]
+
+
+def shards(folder: Path, number: int, content: State) -> None:
+    (folder / f"run{number}").mkdir()
+    for at, names in enumerate((list(content)[:2], list(content)[2:]), start=1):
+        path = folder / f"run{number}/model-{at:05d}-of-00002.safetensors"
+        save_file({name: content[name] for name in names}, path)
+
+
+def tar(folder: Path, number: int, content: State) -> None:
+    """Members of two forms in an archive beside others."""
+    (folder / "more").mkdir()
+    torch_file(folder / "more", number, content)
+    npz(folder / "more", number + 50, content)
+    with tarfile.open(folder / f"{number}.tar", "w") as archive:
+        archive.add(folder / "more", "in")
+    shutil.rmtree(folder / "more")
+
+
+def test_files_of_every_form_are_read_as_import_reads_them(tmp_path: Path) -> None:
+    for at, form in enumerate((torch_file, legacy_file, shared_storage, npz, shards, tar)):
+        folder = tmp_path / "nets" / form.__name__
+        folder.mkdir(parents=True)
+        for number in range(2):
+            form(folder, 10 * at + number, network(10 * at + number, width=40))
+    link_zoo(tmp_path / "nets", tmp_path / "a/zoo", license="MIT")
+    import_zoo(tmp_path / "nets", tmp_path / "b/zoo", license="MIT")
+    zoo, held = ckptzoo.open(tmp_path / "a/zoo"), ckptzoo.open(tmp_path / "b/zoo")
+    assert zoo.ids == held.ids and len(zoo) == 14
+    for name in zoo.arch.names:
+        assert zoo[name][:].tobytes() == held[name][:].tobytes()
+    for checkpoint, text in zip(zoo, zoo.metadata["extra"].to_pylist(), strict=True):
+        path = tmp_path / "nets" / json.loads(text)["file"]
+        if path.suffix == ".pt" and path.is_file():
+            loaded = torch.load(path, weights_only=True)
+            loaded = loaded.get("state_dict", loaded)
+            assert all(checkpoint[name].tobytes() == loaded[name].numpy().tobytes() for name in zoo.arch.names)
+    ckptzoo.materialize(tmp_path / "a/zoo", tmp_path / "c/zoo")
+    assert tree_of(tmp_path / "c/zoo") == tree_of(tmp_path / "b/zoo") and ckptzoo.verify(tmp_path / "a/zoo") == []
+    # what says where tensors are is compared, be it at the end of the file
+    for path in (path for path in (tmp_path / "nets").rglob("*") if path.suffix in (".pt", ".npz")):
+        if path.parent.name != "legacy_file":
+            in_place(path, -30, b"?!")
+            with pytest.raises(ZooError, match=rf"{path.name}: sha256 of the header"):
+                [zoo[at][zoo.arch.names[0]] for at in range(len(zoo)) if path.name in zoo.metadata["extra"][at].as_py()]
+
+
+def test_a_tar_archive_is_a_source_beside_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    for number in range(2):
+        save_file(network(number), tmp_path / f"nets/n{number}.safetensors")
+    with tarfile.open(tmp_path / "nets.tar", "w") as archive:
+        archive.add(tmp_path / "nets", "nets")
+    assert link_zoo(tmp_path / "nets.tar", tmp_path / "zoo", license="MIT").added == 2
+    save_file(network(2), tmp_path / "nets/n2.safetensors")
+    # a folder and an archive of it are one source, in two places
+    assert link_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT").added in (1, 3)
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    assert zoo["0.weight"][:].shape[1:] == (5, 4) and ckptzoo.verify(tmp_path / "zoo") == []
+
+
+def column_major(folder: Path) -> None:
+    np.savez(folder / "odd.npz", **{name: np.asfortranarray(array) for name, array in network(0).items()})  # pyright: ignore
+
+
+def packed_arrays(folder: Path) -> None:
+    np.savez_compressed(folder / "odd.npz", **network(0))  # pyright: ignore[reportArgumentType]
+
+
+def transposed(folder: Path) -> None:
+    state = as_torch(network(0))
+    state["2.weight"] = state["2.weight"].T.contiguous().T
+    torch.save(state, folder / "odd.pt")
+
+
+def big_endian(folder: Path) -> None:
+    np.savez(folder / "odd.npz", **{name: array.astype(">f4") for name, array in network(0).items()})  # pyright: ignore
+
+
+def sparse(folder: Path) -> None:
+    torch.save({name: torch.from_numpy(array).to_sparse() for name, array in network(0).items()}, folder / "odd.pt")
+
+
+def pruned(folder: Path) -> None:
+    state = as_torch(network(0))
+    weight = state.pop("0.weight")
+    torch.save({"0.weight_orig": weight, "0.weight_mask": (weight > 0).float(), **state}, folder / "odd.pt")
+
+
+def packed_tar(folder: Path) -> None:
+    save_file(network(0), folder / "odd.safetensors")
+    with tarfile.open(folder / "odd.tar.gz", "w:gz") as archive:
+        archive.add(folder / "odd.safetensors", "odd.safetensors")
+    (folder / "odd.safetensors").unlink()
+
+
+ODD = (column_major, packed_arrays, transposed, big_endian, sparse, pruned, packed_tar)
+
+
+def test_what_lies_otherwise_in_its_file_is_named_with_import(tmp_path: Path) -> None:
+    for make in ODD:
+        (tmp_path / "nets" / make.__name__).mkdir(parents=True)
+        make(tmp_path / "nets" / make.__name__)
+    save_file(network(1), tmp_path / "nets/whole.safetensors")
+    done = link_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT", skip_bad=True)
+    expected = r"expected (numbers as they lie in the file|those of the file), got.*ckptzoo import"
+    assert done.added == 1 and all(re.search(expected, item["problem"]) for item in done.skipped)
+    assert sorted(item["file"].partition("/")[0] for item in done.skipped) == sorted(make.__name__ for make in ODD)
+    assert import_zoo(tmp_path / "nets", tmp_path / "held", license="MIT").added == len(ODD) + 1
+    assert not list(tmp_path.glob("zoo-masks"))
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from ckptzoo.format.checks import MAX_PROBLEMS
 from ckptzoo.format.maintenance import add_rows
 from ckptzoo.format.reader import Contents
 from ckptzoo.schema import layout
+from ckptzoo.text import size
 
 _STEP = "Restore the bytes that were there, or link what is there now into a new zoo."
 _AT_ONCE = 256
@@ -32,13 +33,16 @@ class ReferenceSummary:
 
     checkpoints: int
     files: int
+    nbytes: int
     blocks: int
     unchecked: int
 
     def __str__(self) -> str:
         of = f"{self.files:,} files" if self.files != 1 else "one file"
         checked = f"{self.unchecked:,} of {self.blocks:,} blocks were never checked" if self.unchecked else ""
-        return f"weights lie in {of} of others; {checked or f'all {self.blocks:,} blocks were checked'}"
+        return (
+            f"{size(self.nbytes)} of weights in {of} of others; {checked or f'all {self.blocks:,} blocks were checked'}"
+        )
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ def reference_summary(contents: Contents) -> ReferenceSummary | None:
         own = of_rows[start : start + len(run)].tolist()
         checked += sum(count for name, count in zip(run["id"].to_pylist(), own, strict=True) if name in known)
     total = int(of_rows.sum())
-    return ReferenceSummary(len(contents.raw.rows), files, total, total - checked)
+    count = len(contents.raw.rows)
+    return ReferenceSummary(count, files, count * contents.architecture.nbytes, total, total - checked)
 
 
 def check_part(

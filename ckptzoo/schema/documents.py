@@ -197,16 +197,21 @@ class Identity:
     symmetry: str | None = None
     references: bool = False
 
+    @property
+    def version(self) -> int:
+        """The version of the format."""
+        return REFERENCES_VERSION if self.references else VERSION
+
     def to_json(self) -> Document:
         """The content of zoo.json."""
         content: Document = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "name": self.name,
             "architecture": self.architecture,
             "symmetry": self.symmetry,
         }
-        return {**content, "version": REFERENCES_VERSION, "references": True} if self.references else content
+        return {**content, "references": True} if self.references else content
 
     @classmethod
     def from_json(cls, content: Document, *, location: str) -> "Identity":

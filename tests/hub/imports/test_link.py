@@ -1,11 +1,14 @@
 """A zoo that refers to files reads, streams and derives what an import of them holds; a file that changed is named."""
 
+import copy
 import json
 import os
 import re
 import shutil
+import signal
 import stat
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
+from torch.utils.data import DataLoader
 
 import ckptzoo
 from ckptzoo.errors import ZooError
@@ -334,17 +338,17 @@ def test_a_byte_that_changed_is_found_once_its_block_has_a_digest(linked: Path, 
 def test_references_are_followed_only_where_this_user_linked_them(linked: Path) -> None:
     name = ckptzoo.open(linked).arch.names[0]
     held = ckptzoo.open(linked)[name][:]
-    copy = shutil.copytree(linked, linked.parent / "copy")
-    assert len(ckptzoo.open(copy).metadata) == 4
+    moved = shutil.copytree(linked, linked.parent / "copy")
+    assert len(ckptzoo.open(moved).metadata) == 4
     with pytest.raises(ZooError, match="expected one that was linked on this machine, got none"):
-        ckptzoo.open(copy)[name][:]
-    assert ckptzoo.open(copy, follow=linked.parent / "nets")[name][:].tobytes() == held.tobytes()
-    assert ckptzoo.open(copy, follow={"nets": linked.parent / "nets"}).refresh()[name][:].tobytes() == held.tobytes()
+        ckptzoo.open(moved)[name][:]
+    assert ckptzoo.open(moved, follow=linked.parent / "nets")[name][:].tobytes() == held.tobytes()
+    assert ckptzoo.open(moved, follow={"nets": linked.parent / "nets"}).refresh()[name][:].tobytes() == held.tobytes()
     with pytest.raises(ZooError, match="none"):
-        ckptzoo.open(copy, follow={"other": linked.parent / "nets"})[name][:]
+        ckptzoo.open(moved, follow={"other": linked.parent / "nets"})[name][:]
     # a folder that is linked again is recorded again, and nothing is added
-    assert (link_zoo(linked.parent / "nets", copy, license="MIT").added, len(ckptzoo.open(copy))) == (0, 4)
-    assert ckptzoo.open(copy)[name][:].tobytes() == held.tobytes()
+    assert (link_zoo(linked.parent / "nets", moved, license="MIT").added, len(ckptzoo.open(moved))) == (0, 4)
+    assert ckptzoo.open(moved)[name][:].tobytes() == held.tobytes()
     # another zoo in the same folder is not the one that was linked
     shutil.rmtree(linked)
     link_zoo(linked.parent / "nets", linked.parent / "b/other", license="MIT")
@@ -416,3 +420,75 @@ def test_what_does_not_lie_flat_is_named_with_the_next_step(linked: Path) -> Non
     zoo = ckptzoo.open(linked.parent / "b/zoo")
     (linked.parent / "nets/in.safetensors").unlink()  # its file is read where it is
     assert zoo["0.weight"][:].shape == (5, 5, 4)
+
+
+def killed(run: Callable[[], object], seconds: float) -> bool:
+    """Run something in a copy of this process that is killed after so long; returns whether it was still at work."""
+    child = os.fork()
+    if not child:
+        try:
+            run()
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_kills_of_link_and_materialize_lose_and_double_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(24):
+        save_file(network(number), tmp_path / f"net{number:02d}.safetensors")
+    source, draw = tmp_path.rename(tmp_path.with_name(f"{tmp_path.name}-nets")), np.random.default_rng(0)
+    tmp_path.mkdir()
+    # a part for every few files
+    monkeypatch.setattr("ckptzoo.hub.imports.target.PART_BYTES", 1000)
+    monkeypatch.setattr("ckptzoo.hub.imports.link._FILES", 3)
+    start = time.monotonic()
+    link_zoo(source, tmp_path / "whole/zoo", license="MIT")
+    ckptzoo.materialize(tmp_path / "whole/zoo", tmp_path / "whole/copy")
+    most, whole = (time.monotonic() - start) / 2, ckptzoo.open(tmp_path / "whole/copy")
+    assert len(whole.contents.raw.parts) >= 4
+    for number in range(examples(25, 2)):
+        zoo, held = tmp_path / f"{number}/zoo", tmp_path / f"{number}/copy"
+        (tmp_path / str(number)).mkdir()
+        for delay in draw.uniform(0, most, 4).tolist():
+            killed(lambda zoo=zoo: link_zoo(source, zoo, license="MIT"), delay)
+        link_zoo(source, zoo, license="MIT")
+        for delay in draw.uniform(0, most, 4).tolist():
+            killed(lambda zoo=zoo, held=held: ckptzoo.materialize(zoo, held), delay)
+        ckptzoo.materialize(zoo, held)
+        for made in (ckptzoo.open(zoo), ckptzoo.open(held)):
+            assert made.ids == whole.ids
+            assert all(made[name][:].tobytes() == whole[name][:].tobytes() for name in whole.arch.names)
+        assert ckptzoo.verify(zoo) == [] == ckptzoo.verify(held)
+        assert not list(zoo.parent.glob(".ckptzoo-tmp-*"))
+
+
+def test_what_is_made_of_a_zoo_is_what_is_made_of_a_copy(tmp_path: Path) -> None:
+    source = ckptzoo.open("cards/mnist-optunet")[:6]
+    (tmp_path / "nets").mkdir()
+    for checkpoint in source:
+        save_file(
+            {name: np.array(checkpoint[name]) for name in checkpoint}, tmp_path / f"nets/{checkpoint.id}.safetensors"
+        )
+    for bring, folder in ((link_zoo, "a"), (import_zoo, "b")):
+        bring(tmp_path / "nets", tmp_path / folder / "zoo", license="MIT", arch="optunet")
+        ckptzoo.derive.derive(tmp_path / folder / "zoo", gauge="first-weight")
+        inputs = np.random.default_rng(0).standard_normal((3, 1, 28, 28)).astype(np.float32)
+        ckptzoo.derive.predict(tmp_path / folder / "zoo", inputs, set="noise/few")
+        ckptzoo.make_split(tmp_path / folder / "zoo", "main", {"train": 0.5, "test": 0.5})
+    zoo, held = ckptzoo.open(tmp_path / "a/zoo"), ckptzoo.open(tmp_path / "b/zoo")
+    assert zoo.variants == held.variants and zoo.split("main", "train").ids == held.split("main", "train").ids
+    for name in zoo.arch.names:
+        assert zoo[name, "first-weight"][:].tobytes() == held[name, "first-weight"][:].tobytes()
+    assert zoo.predictions("noise/few").logits[:].tobytes() == held.predictions("noise/few").logits[:].tobytes()
+    one, other = (each.variant_metadata("first-weight").drop_columns(["unit"]) for each in (zoo, held))
+    assert one.equals(other)
+    again = copy.deepcopy(zoo.where("finite").take([4, 1]))
+    assert again["fc.weight"][:].tobytes() == held["fc.weight"][[4, 1]].tobytes()
+    assert again[0].state_dict()["fc.weight"].numpy().tobytes() == held["fc.weight"][4].tobytes()
+    loader = DataLoader(zoo.to_torch("fc", batch_size=2), batch_size=None, num_workers=2)
+    assert b"".join(batch["fc.weight"].numpy().tobytes() for batch in loader) == held["fc.weight"][:].tobytes()
+    ckptzoo.materialize(tmp_path / "a/zoo", tmp_path / "c/zoo", where="seed is None or seed >= 0")
+    part = ckptzoo.open(tmp_path / "c/zoo")
+    assert part["fc.weight", "first-weight"][:].tobytes() == held["fc.weight", "first-weight"][:].tobytes()

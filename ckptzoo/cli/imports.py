@@ -139,8 +139,8 @@ def import_(
 def link(sources: list[str], **options: Any) -> None:
     """Make a zoo of checkpoints whose weights stay in their files, which it refers to.
 
-    Takes safetensors files, files of torch.save, arrays of numpy and members of tar archives of this machine, and gives
-    checkpoints the ids and facts that import gives them. Reads headers and no weights. The zoo is read as any other; a
+    Takes safetensors files, files of torch.save, arrays of numpy, GGUF files and members of tar archives of this
+    machine, and gives checkpoints the ids and facts that import gives them. Reads headers and no weights. The zoo is read as any other; a
     file that changes later is an error that names it. What the zoo has already is left out, so that the same command
     goes on where it was interrupted, and adds what is new. ckptzoo materialize copies the weights, or some of them.
     """
@@ -157,7 +157,7 @@ _Source = Annotated[
 # typer reads options from the signature, and link has those of import
 _parameters = list(inspect.signature(import_).parameters.values())[1:]
 _first = inspect.Parameter("sources", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_Source)
-link.__signature__ = inspect.Signature([_first, *_parameters])  # pyright: ignore[reportFunctionMemberAccess]
+link.__signature__ = inspect.Signature([_first, *_parameters])
 link.__annotations__ = {"sources": _Source, **{item.name: item.annotation for item in _parameters}, "return": None}
 
 

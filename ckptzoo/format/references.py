@@ -350,8 +350,8 @@ class ReferencedFiles:
                     digest, finite = hashlib.sha256(), True
                     for tensor, _, offset in block:
                         data = np.empty(arch[tensor].nbytes, np.uint8)
-                        self._read(file, piece, start + offset, memoryview(data))
-                        digest.update(data)
+                        self._read(file, piece, start + offset, data.data)
+                        digest.update(data.data)
                         finite = finite and _is_finite(data, arch[tensor].dtype)
                     yield digest.digest(), finite
                 # what was read is what is compared, if the file did not change meanwhile

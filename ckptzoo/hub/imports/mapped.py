@@ -28,7 +28,7 @@ from ckptzoo.hub.untrusted.archives import View
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, is_tar
 from ckptzoo.hub.untrusted.forms import form_of
 
-FLAT = ("safetensors", "torch", "npz", "npy")
+FLAT = ("safetensors", "torch", "npz", "npy", "gguf")
 """Forms of files whose tensors may lie in them as they are in memory."""
 _COPY = "Copy the files with ckptzoo import instead."
 

@@ -28,6 +28,7 @@ from ckptzoo.format.digests import reference_summary
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.references import encode
 from ckptzoo.hub.imports import import_zoo, link_zoo
+from tests.support.container_files import gguf_file
 from tests.support.effort import FEW_EXAMPLES, examples
 from tests.support.published_zoos import network
 
@@ -132,6 +133,10 @@ def npz(folder: Path, number: int, content: State) -> None:
     np.savez(folder / f"{number}.npz", **content)  # pyright: ignore[reportArgumentType]
 
 
+def gguf(folder: Path, number: int, content: State) -> None:
+    (folder / f"{number}.gguf").write_bytes(gguf_file(content))
+
+
 def shards(folder: Path, number: int, content: State) -> None:
     (folder / f"run{number}").mkdir()
     for at, names in enumerate((list(content)[:2], list(content)[2:]), start=1):
@@ -150,7 +155,7 @@ def tar(folder: Path, number: int, content: State) -> None:
 
 
 def test_files_of_every_form_are_read_as_import_reads_them(tmp_path: Path) -> None:
-    for at, form in enumerate((torch_file, legacy_file, shared_storage, npz, shards, tar)):
+    for at, form in enumerate((torch_file, legacy_file, shared_storage, npz, gguf, shards, tar)):
         folder = tmp_path / "nets" / form.__name__
         folder.mkdir(parents=True)
         for number in range(2):
@@ -158,7 +163,7 @@ def test_files_of_every_form_are_read_as_import_reads_them(tmp_path: Path) -> No
     link_zoo(tmp_path / "nets", tmp_path / "a/zoo", license="MIT")
     import_zoo(tmp_path / "nets", tmp_path / "b/zoo", license="MIT")
     zoo, held = ckptzoo.open(tmp_path / "a/zoo"), ckptzoo.open(tmp_path / "b/zoo")
-    assert zoo.ids == held.ids and len(zoo) == 14
+    assert zoo.ids == held.ids and len(zoo) == 16
     for name in zoo.arch.names:
         assert zoo[name][:].tobytes() == held[name][:].tobytes()
     for checkpoint, text in zip(zoo, zoo.metadata["extra"].to_pylist(), strict=True):

@@ -29,7 +29,7 @@ _AT_ONCE = 256
 
 @dataclass(frozen=True)
 class ReferenceSummary:
-    """What a zoo refers to: checkpoints, files, and blocks, of which ``unchecked`` were never read and compared."""
+    """The checkpoints, files and blocks that a zoo refers to; ``unchecked`` blocks were never read and compared."""
 
     checkpoints: int
     files: int
@@ -47,7 +47,7 @@ class ReferenceSummary:
 
 @dataclass(frozen=True)
 class CheckedPart:
-    """What was read of a part's weights: ``finite`` (K,) whether all numbers of each checkpoint are."""
+    """The problems of a part's weights, and ``finite`` (K,) whether all numbers of each checkpoint are."""
 
     problems: list[Problem]
     finite: NDArray[np.bool_]

@@ -115,7 +115,7 @@ class FileLayout:
         return runs
 
     def check(self, header: bytes, arch: Architecture) -> str:
-        """What contradicts the layout in a header of safetensors; empty where nothing does, and for other forms.
+        """Say what contradicts the layout in a header of safetensors; empty where nothing does, and for other forms.
 
         The headers of other forms are compared by their digests alone: they were read when the file was linked.
         """

@@ -88,6 +88,7 @@ def materialize(
 
     Examples
     --------
+    >>> _ = ckptzoo.link_zoo("net.safetensors", "zoos/referring", arch="optunet", license="CC-BY-4.0")
     >>> done = ckptzoo.materialize("zoos/referring", "zoos/held", layers="fc")
     >>> done.checkpoints, ckptzoo.open("zoos/held").arch.names
     (1, ('fc.weight', 'fc.bias'))

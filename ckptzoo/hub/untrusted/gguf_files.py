@@ -28,12 +28,13 @@ _STEP = "Import the safetensors files from which it was made."
 
 
 class _Header:
-    """What comes before the numbers, read value by value."""
+    """The bytes before the numbers, which are read value by value."""
 
     def __init__(self, data: memoryview, location: str) -> None:
         self._data, self._location, self.at = data, location, 0
 
     def take(self, count: int) -> memoryview:
+        """Return the next bytes."""
         if count > len(self._data) - self.at:
             reject(self._location, "header", f"{count} bytes at {self.at}", f"a file of {len(self._data)}", _STEP)
         piece = self._data[self.at : self.at + count]
@@ -41,9 +42,11 @@ class _Header:
         return piece
 
     def number(self, code: str) -> Any:
+        """Return the next number, by its code in struct."""
         return struct.unpack(f"<{code}", self.take(struct.calcsize(f"<{code}")))[0]
 
     def text(self) -> str:
+        """Return the next text."""
         return bytes(self.take(self.number("Q"))).decode("utf-8", "replace")
 
     def value(self) -> Any:

@@ -140,9 +140,10 @@ def link(sources: list[str], **options: Any) -> None:
     """Make a zoo of checkpoints whose weights stay in their files, which it refers to.
 
     Takes safetensors files, files of torch.save, arrays of numpy, GGUF files and members of tar archives of this
-    machine, and gives checkpoints the ids and facts that import gives them. Reads headers and no weights. The zoo is read as any other; a
-    file that changes later is an error that names it. What the zoo has already is left out, so that the same command
-    goes on where it was interrupted, and adds what is new. ckptzoo materialize copies the weights, or some of them.
+    machine, and gives checkpoints the ids and facts that import gives them. Reads headers and no weights. The zoo is
+    read as any other; a file that changes later is an error that names it. What the zoo has already is left out, so
+    that the same command goes on where it was interrupted, and adds what is new. ckptzoo materialize copies the
+    weights, or some of them.
     """
     from ckptzoo.hub.imports import link_zoo
 

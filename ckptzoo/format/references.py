@@ -366,6 +366,8 @@ class ReferencedFiles:
                 f"Where you trust the zoo and have these files, run ckptzoo link FOLDER --to {self._zoo}, "
                 "or open it with follow=FOLDER."
             )
+            if "://" in self._zoo:
+                step = "Ask whoever made it for a copy that holds its weights: ckptzoo materialize makes one."
             what = f"folder of the files of {source!r}"
             raise ZooError(Problem(self._zoo, what, "one that was linked on this machine", "none", step))
         return folder
@@ -483,11 +485,12 @@ class _Folders:
             if path != place.name:
                 raise OSError(2, "not a file of this source")
             place = place.parent
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        # links above the folder that was linked were resolved then
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(place, flags)
         for part in folder.split("/") if folder else ():
             try:
-                inner = os.open(part, flags | os.O_NOFOLLOW, dir_fd=descriptor)
+                inner = os.open(part, flags, dir_fd=descriptor)
             finally:
                 os.close(descriptor)
             descriptor = inner

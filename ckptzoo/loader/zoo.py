@@ -114,14 +114,19 @@ def files_at(
     """The files of a folder on this machine, with the folders of its references, or of a place on another one."""
     if os.fspath(address) and Path(address).is_dir():
         if isinstance(follow, Mapping):
-            return Folder(address, {name: Path(folder).absolute() for name, folder in follow.items()})
-        return Folder(address, None if follow is None else Path(follow).absolute())
+            return Folder(address, {name: _real(folder) for name, folder in follow.items()})
+        return Folder(address, None if follow is None else _real(follow))
     if follow is not None:
         step = "Pull the zoo first, and open its folder."
         raise ZooError(Problem(os.fspath(address), "follow", "a zoo in a folder on this machine", "another", step))
     from ckptzoo.remote import open_remote  # only here, because it takes as long as all the rest of opening
 
     return RemoteFiles(open_remote(address, endpoint=endpoint, token=token), os.fspath(address), endpoint, token)
+
+
+def _real(folder: str | Path) -> Path:
+    """A folder without links in its path: below it none are followed."""
+    return Path(os.path.realpath(folder))
 
 
 class Zoo:

@@ -1,5 +1,6 @@
 """Files of a source that are mapped and not read, so that each tensor is known by its place in its file."""
 
+import bisect
 import errno
 import io
 import mmap
@@ -46,13 +47,14 @@ class MappedFile(mmap.mmap):
     status: os.stat_result
     address: int
     forms: dict[int, tuple[str, int]]
+    _bases: list[int]
 
     @classmethod
     def of(cls, descriptor: int, path: str, place: str) -> "MappedFile":
         """Map an open file."""
         status = os.fstat(descriptor)
         made = cls(descriptor, status.st_size, access=mmap.ACCESS_READ)
-        made.path, made.place, made.status, made.forms = path, place, status, {}
+        made.path, made.place, made.status, made.forms, made._bases = path, place, status, {}, []
         made.address = address_of(np.frombuffer(made, np.uint8))
         return made
 
@@ -62,7 +64,14 @@ class MappedFile(mmap.mmap):
 
     def member_at(self, offset: int) -> int:
         """The first byte of what is read as a file and has a byte of this file."""
-        return max((base for base in self.forms if base <= offset), default=0)
+        return self._bases[bisect.bisect_right(self._bases, offset) - 1]
+
+    def view(self, start: int, size: int, form: str) -> memoryview:
+        """What is read as a file, of a form, as a view."""
+        if start not in self.forms:
+            bisect.insort(self._bases, start)
+        self.forms[start] = form, size
+        return memoryview(self)[start : start + size]
 
     def reopen(self) -> int:
         """Open the file again, for another process; raise ``IntegrityError`` where another one is there now."""
@@ -106,9 +115,7 @@ class MappedStream(io.BufferedReader):
         form = form_of(self.peek(HEAD_BYTES)[:HEAD_BYTES], self._path).name
         if form not in FLAT:
             return super().read(size)
-        file = self._file()
-        file.forms[self._start] = form, size
-        return memoryview(file)[self._start : self._start + size]  # pyright: ignore[reportReturnType]
+        return self._file().view(self._start, size, form)  # pyright: ignore[reportReturnType]
 
     def member(self, start: int, size: int, path: str) -> IO[bytes]:
         """Return the stream of a member of this archive."""

@@ -117,7 +117,7 @@ def test_arrays_of_mapped_files_are_views_within_them() -> None:
     assert files == [[state]] and sent.tolist() == [1, 1]
     assert mapped.tolist() == [2, 3, 4] and np.shares_memory(mapped, np.frombuffer(view, np.uint8))
     lies = (
-        [[0, 0, 64]],
+        [[0, 0, 72]],
         [[0, 1, 0]],
         [[2, 0, 0]],
         [[0, 0, -8]],

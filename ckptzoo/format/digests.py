@@ -147,7 +147,7 @@ def _read(
         found, before = list[_Block](), 0
         try:
             for piece in order[first[at] : behind[at]].tolist():
-                blocks = references.layouts[int(references.layout_of[piece])].blocks(contents.architecture)
+                blocks = references.layouts[references.kinds[piece][1]].blocks(contents.architecture)
                 wanted = [
                     number
                     for number, block in enumerate(blocks)

@@ -300,6 +300,11 @@ class References:
         return self._paths.to_pylist()
 
     @cached_property
+    def kinds(self) -> list[tuple[str, int]]:
+        """The name of each reference's source, and the number of its layout."""
+        return list(zip(map(self.sources.__getitem__, self.source_of.tolist()), self.layout_of.tolist(), strict=True))
+
+    @cached_property
     def headers(self) -> list[bytes]:
         """The sha256 of each reference's header."""
         return self._headers.to_pylist()
@@ -334,9 +339,10 @@ class ReferencedFiles:
         """
         with _Folders(self) as folders:
             for at, (piece, offset) in enumerate(zip(pieces, offsets, strict=True)):
-                file = self._open(folders, piece)
+                file, own = self._open(folders, piece), out[at * nbytes : (at + 1) * nbytes]
                 try:
-                    self._read(file, piece, offset, out[at * nbytes : (at + 1) * nbytes])
+                    if os.preadv(file, [own], offset) < nbytes:
+                        self._read(file, piece, offset, own)
                 finally:
                     os.close(file)
 
@@ -375,7 +381,7 @@ class ReferencedFiles:
     def location(self, piece: int) -> str:
         """The path of a reference's file, for messages."""
         references = self.references
-        folder = self._folders.get(name := references.sources[int(references.source_of[piece])])
+        folder = self._folders.get(name := references.kinds[piece][0])
         path = references.paths[piece]
         return f"{name}: {path}" if folder is None else str(folder if folder.name == path else folder / path)
 
@@ -383,7 +389,7 @@ class ReferencedFiles:
         """Open a reference's file, which is as it was linked; the caller closes it."""
         references = self.references
         try:
-            parent, name = folders.parent(references.sources[int(references.source_of[piece])], references.paths[piece])
+            parent, name = folders.parent(references.kinds[piece][0], references.paths[piece])
             # a link is none of the files that were linked; opening a pipe would wait without O_NONBLOCK
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             file = os.open(name, flags, dir_fd=parent)
@@ -417,7 +423,7 @@ class ReferencedFiles:
     def _check_header(self, file: int, piece: int) -> None:
         """Raise IntegrityError where the header is another than when the file was linked, or contradicts its layout."""
         references = self.references
-        number, (base, start, *_) = int(references.layout_of[piece]), references.facts[piece]
+        number, (base, start, *_) = references.kinds[piece][1], references.facts[piece]
         layout, expected = references.layouts[number], references.headers[piece]
         if layout.header is None:
             header = os.pread(file, start - base, base)

@@ -29,7 +29,7 @@ from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.references import encode
 from ckptzoo.hub.imports import import_zoo, link_zoo
 from tests.support.container_files import gguf_file
-from tests.support.effort import FEW_EXAMPLES, examples
+from tests.support.effort import examples
 from tests.support.published_zoos import network
 
 State = dict[str, np.ndarray]
@@ -67,7 +67,7 @@ def tree_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
-@settings(max_examples=examples(60, FEW_EXAMPLES))
+@settings(max_examples=examples(60, 3))
 @given(seed=st.integers(0, 2**32))
 def test_what_is_read_is_in_the_files_and_a_copy_is_what_import_writes(
     tmp_path_factory: pytest.TempPathFactory, seed: int
@@ -453,13 +453,13 @@ def test_kills_of_link_and_materialize_lose_and_double_nothing(tmp_path: Path, m
     ckptzoo.materialize(tmp_path / "whole/zoo", tmp_path / "whole/copy")
     most, whole = (time.monotonic() - start) / 2, ckptzoo.open(tmp_path / "whole/copy")
     assert len(whole.contents.raw.parts) >= 4
-    for number in range(examples(25, 2)):
+    for number in range(examples(25, 1)):
         zoo, held = tmp_path / f"{number}/zoo", tmp_path / f"{number}/copy"
         (tmp_path / str(number)).mkdir()
-        for delay in draw.uniform(0, most, 4).tolist():
+        for delay in draw.uniform(0, most, 3).tolist():
             killed(lambda zoo=zoo: link_zoo(source, zoo, license="MIT"), delay)
         link_zoo(source, zoo, license="MIT")
-        for delay in draw.uniform(0, most, 4).tolist():
+        for delay in draw.uniform(0, most, 3).tolist():
             killed(lambda zoo=zoo, held=held: ckptzoo.materialize(zoo, held), delay)
         ckptzoo.materialize(zoo, held)
         for made in (ckptzoo.open(zoo), ckptzoo.open(held)):
@@ -470,7 +470,7 @@ def test_kills_of_link_and_materialize_lose_and_double_nothing(tmp_path: Path, m
 
 
 def test_what_is_made_of_a_zoo_is_what_is_made_of_a_copy(tmp_path: Path) -> None:
-    source = ckptzoo.open("cards/mnist-optunet")[:6]
+    source = ckptzoo.open("cards/mnist-optunet")[:5]
     (tmp_path / "nets").mkdir()
     for checkpoint in source:
         save_file(
@@ -492,7 +492,7 @@ def test_what_is_made_of_a_zoo_is_what_is_made_of_a_copy(tmp_path: Path) -> None
     again = copy.deepcopy(zoo.where("finite").take([4, 1]))
     assert again["fc.weight"][:].tobytes() == held["fc.weight"][[4, 1]].tobytes()
     assert again[0].state_dict()["fc.weight"].numpy().tobytes() == held["fc.weight"][4].tobytes()
-    loader = DataLoader(zoo.to_torch("fc", batch_size=2), batch_size=None, num_workers=2)
+    loader = DataLoader(zoo.to_torch("fc", batch_size=2), batch_size=None, num_workers=1)
     assert b"".join(batch["fc.weight"].numpy().tobytes() for batch in loader) == held["fc.weight"][:].tobytes()
     ckptzoo.materialize(tmp_path / "a/zoo", tmp_path / "c/zoo", where="seed is None or seed >= 0")
     part = ckptzoo.open(tmp_path / "c/zoo")

@@ -142,11 +142,12 @@ def main(words: list[str] | None = None) -> None:
         for what, milliseconds in reading(folder, options.repeats).items():
             row(f"one tensor: {what}", milliseconds, options.files)
         if options.opened:
-            one = next((folder / "safetensors").rglob("*.safetensors"))
+            # ext4 allows 65,000 names of a file
+            paths = sorted((folder / "safetensors").rglob("*.safetensors"))
             for number in range(options.opened):
                 path = folder / f"many/run{number // 1000:04d}/step{number:06d}.safetensors"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.hardlink_to(one)
+                path.hardlink_to(paths[number % len(paths)])
             start = time.process_time()
             ckptzoo.link_zoo(folder / "many", folder / "refers-many", license="MIT")
             row(f"link, {options.opened:,} files", (time.process_time() - start) * 1e3, options.opened)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptzoo.arguments import checked
-from ckptzoo.errors import Problem, SpecError
+from ckptzoo.errors import Problem, SpecError, ZooError
 from ckptzoo.format.references import FileLayout, Reference, TensorPlace, inode_of
 from ckptzoo.format.sources import forget, remember, remembered
 from ckptzoo.format.writer import ReferenceWriter, create_referring
@@ -85,6 +85,9 @@ def link_zoo(
     (1, (1, 10, 10))
     """
     path = Path(source)
+    if "://" in str(source):
+        step = "Fetch it first, or copy its weights with ckptzoo import."
+        raise ZooError(Problem(str(source), "source", "a folder or a file on this machine", "an address", step))
     return bring(
         open_mapped(path),
         to,

@@ -19,7 +19,7 @@ from ckptzoo import archs
 from ckptzoo.errors import Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.format.files import Folder
-from ckptzoo.format.reader import read_documents
+from ckptzoo.format.reader import read_contents, read_documents
 from ckptzoo.format.references import require_kind
 from ckptzoo.format.writer import Writer
 from ckptzoo.hub.contributions.matching import match_names, rename
@@ -41,6 +41,7 @@ from ckptzoo.hub.imports.same_architecture import (
     table_without_wrappers,
     widest,
 )
+from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture, Tensor
 from ckptzoo.schema.card import Card
@@ -136,8 +137,9 @@ class TargetZoos:
             identity, arch, _ = read_documents(Folder(path))
             require_kind(identity, str(path), references=self.refers)
             self._zoos.append(OpenZoo(path, arch, "" if path == folder else path.name))
-            rows = ckptzoo.open(path).metadata
-            columns = [rows[name].to_pylist() for name in ("unit", "id", "member", "source")]
+            # with those that were retracted, which are there too
+            rows = read_contents(Folder(path)).raw.rows.select(names := ["unit", "id", "member", "source"])
+            columns = [rows[name].to_pylist() for name in names]
             for unit, id, member, source in zip(*columns, strict=True):
                 self.sources.add(source or "")
                 self.ids[id] = source or ""
@@ -213,7 +215,7 @@ class TargetZoos:
         """Return the repositories of hubs that a source of the zoo comes from."""
         names: set[str] = set()
         for zoo in self._older:
-            rows = ckptzoo.open(zoo.path).metadata
+            rows = read_contents(Folder(zoo.path)).raw.rows.select(["source", "extra"])
             for name, extra in zip(rows["source"].to_pylist(), rows["extra"].to_pylist(), strict=True):
                 if name == source and extra is not None and "repository" in extra:
                     names.add((parse_extra(extra) or {}).get("repository", ""))
@@ -234,7 +236,8 @@ class TargetZoos:
         if match is None:
             return False
         tensors, _ = in_architecture(saved.tensors, match[1], zoo.arch)
-        stored = ckptzoo.open(zoo.path).checkpoint(id)
+        contents = read_contents(Folder(zoo.path))
+        stored = Zoo(contents, {}, np.arange(len(contents.raw.rows))).checkpoint(id)
         # by bytes, because NaN differs from itself
         return all(np.ascontiguousarray(array).tobytes() == stored[name].tobytes() for name, array in tensors.items())
 

@@ -17,7 +17,7 @@ from ckptzoo.format.durable import TEMPORARY, sync, write_file
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part
 from ckptzoo.format.reader import Contents, read_trees
-from ckptzoo.format.tree import Tree, empty_tree
+from ckptzoo.format.tree import Tree, empty_tree, places_of
 from ckptzoo.hub.pull.selection import describe
 from ckptzoo.remote.cache import Cache
 from ckptzoo.schema import layout
@@ -172,21 +172,19 @@ class PulledParts:
                     self.sources[name, str(pulled.get("part"))] = part
 
     def find_copies(self, contents: Contents) -> None:
-        """Find the parts that are copies of those of a zoo which refers to files: they have the same checkpoints."""
+        """Find the parts that are copies of those of a zoo which refers to files: their checkpoints are the same."""
         if not contents.identity.references:
             return
-        ids, start, by_first = contents.ids, 0, dict[str, Part]()
-        for part in contents.raw.parts:
-            if part.rows:
-                by_first[ids[start].as_py()] = part
-            start += part.rows
-        copied, start = dict[str, str](), 0
-        raw = self.trees.get(PARTS, empty_tree())
+        raw, copied, start = self.trees.get(PARTS, empty_tree()), dict[str, str](), 0
+        behind = np.cumsum([part.rows for part in contents.raw.parts])
         for part in raw.parts:
-            source = by_first.get(raw.rows.take(["id"], np.array([start]))["id"][0].as_py()) if part.rows else None
-            if source is not None and source.rows == part.rows and "pulled" not in part.facts:
-                self.sources[PARTS, source.digest], copied[part.digest] = part, source.digest
+            # retracted checkpoints are left out of a copy, so that one of them may have been the first
+            first = raw.rows.take(["id"], np.arange(start, start + min(part.rows, 1)))["id"]
             start += part.rows
+            for place in places_of(first, contents.ids).tolist():
+                if place >= 0 and "pulled" not in part.facts:
+                    source = contents.raw.parts[int(np.searchsorted(behind, place, side="right"))]
+                    self.sources[PARTS, source.digest], copied[part.digest] = part, source.digest
         for name in contents.derived_parts:
             path = f"{DERIVED}/{name}"
             by_raw = {part.facts.get("raw"): part for part in contents.derived(name).parts}

@@ -408,6 +408,22 @@ def test_more_is_added_and_kinds_of_zoos_stay_apart(linked: Path) -> None:
         ckptzoo.materialize(linked.parent / "held", linked.parent / "again")
 
 
+def test_a_copy_without_retracted_checkpoints_goes_on(linked: Path) -> None:
+    first = ckptzoo.open(linked).ids[0]
+    ckptzoo.retract(linked, [first], reason="Trained on the test set.")
+    with pytest.warns(UserWarning, match="retracted"):
+        done = ckptzoo.materialize(linked, linked.parent / "copy")
+    assert done.checkpoints == 3 and ckptzoo.verify(linked.parent / "copy") == []
+    save_file(network(9), linked.parent / "nets/run1/step9.safetensors")
+    # what was retracted is there, and is not added again
+    assert link_zoo(linked.parent / "nets", linked, license="MIT").added == 1
+    with pytest.warns(UserWarning, match="retracted"):
+        done = ckptzoo.materialize(linked, linked.parent / "copy")
+    assert (done.checkpoints, done.there, len(done.parts)) == (4, 1, 1)
+    with pytest.raises(ZooError, match="a folder or a file on this machine"):
+        link_zoo("hf://lab/nets", linked, license="MIT")
+
+
 def test_what_does_not_lie_flat_is_named_with_the_next_step(linked: Path) -> None:
     nets = linked.parent / "nets"
     half = {name: array.astype(np.float16) for name, array in network(5).items()}

@@ -58,6 +58,8 @@ _READ_BYTES = 2**30
 _SAFETENSORS = "safetensors"
 _KNOWN_HEADERS = 4096
 """The number of headers that are known to fit their layouts, of each opened zoo."""
+_KEPT_HEADER = 2**20
+"""The number of bytes up to which the last header of a layout is kept."""
 _CHANGED = "Restore the file that was linked, or link what is there now into a new zoo."
 
 
@@ -95,7 +97,10 @@ class FileLayout:
                 places = [TensorPlace(name, *item) for name, item in tensors.items() if _is_place(item)]
                 header = rest.get("header")
                 pieces = header if isinstance(header, list) else []
-                if len(places) == len(tensors) and len(pieces) == len(header or ()) and all(map(_is_span, pieces)):
+                is_whole = (
+                    len(places) == len(tensors) and len(pieces) == len(header or ()) and all(map(_is_span, pieces))
+                )
+                if is_whole and sum(count for _, count in pieces) <= _MAX_HEADER:
                     found = None if header is None else tuple((start, count) for start, count in pieces)
                     return cls(form, tuple(sorted(places, key=lambda place: (place.offset, place.tensor))), found)
         raise IntegrityError(
@@ -343,6 +348,10 @@ class ReferencedFiles:
                 try:
                     if os.preadv(file, [own], offset) < nbytes:
                         self._read(file, piece, offset, own)
+                    # what was read is what was linked, if nothing was written meanwhile
+                    self._require_same(os.fstat(file), piece)
+                except OSError as error:  # of a disk, or of a file system whose server is gone
+                    self._changed(piece, "file", "bytes that can be read", error.strerror or type(error).__name__)
                 finally:
                     os.close(file)
 
@@ -360,8 +369,9 @@ class ReferencedFiles:
                         digest.update(data.data)
                         finite = finite and _is_finite(data, arch[tensor].dtype)
                     yield digest.digest(), finite
-                # what was read is what is compared, if the file did not change meanwhile
                 self._require_same(os.fstat(file), piece)
+            except OSError as error:
+                self._changed(piece, "file", "bytes that can be read", error.strerror or type(error).__name__)
             finally:
                 os.close(file)
 
@@ -439,7 +449,10 @@ class ReferencedFiles:
             if len(self._known) >= _KNOWN_HEADERS:
                 self._known.clear()
             self._known[number, digest] = None
-        self._last[number] = expected, header
+        if len(header) <= _KEPT_HEADER:
+            if len(self._last) >= _KNOWN_HEADERS:
+                self._last.clear()
+            self._last[number] = expected, header
 
     def _read(self, file: int, piece: int, offset: int, out: memoryview) -> None:
         done = 0

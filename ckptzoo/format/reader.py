@@ -19,7 +19,8 @@ from ckptzoo.format import snapshot, table
 from ckptzoo.format.checks import RowLimits, geometry_problems, require_bytes, row_limits
 from ckptzoo.format.files import Files
 from ckptzoo.format.part import Part, decode_index, kind_of, read_columns, require_room
-from ckptzoo.format.references import ReferencedFiles, References, require_references
+from ckptzoo.format.referenced_files import ReferencedFiles
+from ckptzoo.format.references import References, require_references
 from ckptzoo.format.snapshot import Snapshot
 from ckptzoo.format.sources import followed
 from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Read, Tree, empty_tree, places_of, selected

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from ckptzoo.hub.imports.run import ImportResult as ImportResult
     from ckptzoo.hub.imports.split_lists import import_order as import_order
     from ckptzoo.hub.pull.api import Pulled as Pulled
-    from ckptzoo.hub.pull.materialize import Materialized as Materialized
+    from ckptzoo.hub.pull.materializing import Materialized as Materialized
     from ckptzoo.hub.push.api import Planned as Planned
     from ckptzoo.hub.push.api import Pushed as Pushed
     from ckptzoo.hub.push.api import plan as plan

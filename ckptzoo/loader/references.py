@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.part import rows_a_shard
-from ckptzoo.format.references import ReferencedFiles
+from ckptzoo.format.referenced_files import ReferencedFiles
 from ckptzoo.format.shard import block_rows
 from ckptzoo.format.tree import Tree
 from ckptzoo.loader.readers import COPY_BYTES

@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError, ZooError
-from ckptzoo.format.references import FileLayout, Reference, TensorPlace, inode_of
+from ckptzoo.format.references import MAX_LAYOUTS, FileLayout, Reference, TensorPlace, inode_of
 from ckptzoo.format.sources import forget, remember, remembered
 from ckptzoo.format.writer import ReferenceWriter, create_referring
 from ckptzoo.hub.contributions.evaluation import Factory
@@ -23,7 +23,7 @@ from ckptzoo.hub.imports.outlines import outline
 from ckptzoo.hub.imports.report import ImportResult
 from ckptzoo.hub.imports.run import Importer, bring
 from ckptzoo.hub.imports.same_architecture import Tensors
-from ckptzoo.hub.imports.target import Declaration, OpenZoo, TargetZoos
+from ckptzoo.hub.imports.target import Declaration, OpenZoo, TargetZoos, commit_zoo
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.symmetry import Symmetry
@@ -31,6 +31,8 @@ from ckptzoo.text import Progress
 
 _FILES = 32
 """Files that are mapped together: each keeps a descriptor open."""
+_KEPT = 64
+"""Kinds of headers that are kept."""
 
 
 @checked
@@ -129,7 +131,9 @@ class LinkedZoos(TargetZoos):
     def __init__(self, place: Path, folder: Path, declaration: Declaration, *, by_order: bool) -> None:
         super().__init__(folder, declaration, by_order=by_order)
         self.place = place
-        self._layouts = dict[Any, FileLayout]()
+        self._layouts = dict[FileLayout, FileLayout]()
+        self._recent = dict[Any, FileLayout]()
+        self._used = dict[Path, dict[int, int]]()
         self._names = dict[tuple[Path, str], str]()
 
     def end(self, label: str) -> None:
@@ -172,8 +176,14 @@ class LinkedZoos(TargetZoos):
         writer = self._writer(zoo)
         assert isinstance(writer, ReferenceWriter)
         writer.refer(several, rows)
+        used = self._used.setdefault(zoo.path, {})
+        if not zoo.nbytes:
+            used.clear()
+        used.update((id(item.layout), item.layout.nbytes) for references in several for item in references)
         zoo.nbytes += zoo.arch.nbytes * len(rows)
         zoo.added += len(rows)
+        if sum(used.values()) >= MAX_LAYOUTS:
+            commit_zoo(zoo)
 
     def _references(self, zoo: OpenZoo, tensors: Tensors, row: Row) -> list[Reference]:
         """Return where the tensors of a checkpoint are; raise ``SpecError`` for one that lies in no file as it is."""
@@ -206,11 +216,10 @@ class LinkedZoos(TargetZoos):
         """Return where these tensors are in a file, given with their first bytes in it."""
         form, _ = file.forms[base]
         start, pieces, names = outline(file, base, [offset for name, offset in own if arch[name].nbytes])
-        key = (form, pieces, tuple((name, max(0, offset - start)) for name, offset in own))
         header = b"".join(file[base + at : base + at + count] for at, count in pieces or [(0, start - base)])
-        if form == "safetensors":
-            key = (*key, header)
-        if (layout := self._layouts.get(key)) is None:
+        own_header = header if form == "safetensors" else b""
+        key = (form, pieces, own_header, tuple((name, max(0, offset - start)) for name, offset in own))
+        if (layout := self._recent.get(key)) is None:
             places = [
                 # a tensor without elements is nowhere
                 TensorPlace(name, names(offset) if arch[name].nbytes else "", max(0, offset - start))
@@ -218,7 +227,9 @@ class LinkedZoos(TargetZoos):
             ]
             places.sort(key=lambda place: (place.offset, place.tensor))
             layout = FileLayout(form, tuple(places), pieces)
-            layout = self._layouts[key] = self._layouts.setdefault(layout, layout)
+            if len(self._recent) >= _KEPT:
+                self._recent.clear()
+            layout = self._recent[key] = self._layouts.setdefault(layout, layout)
         status = file.status
         digest = hashlib.sha256(header).digest()
         return Reference(

@@ -299,12 +299,12 @@ class TargetZoos:
         """Publish the parts that are large or old enough, now that a member has ended."""
         for zoo in self._zoos:
             if zoo.nbytes >= PART_BYTES or (zoo.nbytes and time.monotonic() - zoo.since >= PART_SECONDS):
-                _commit(zoo)
+                commit_zoo(zoo)
 
     def commit(self) -> None:
         """Publish everything that was added."""
         for zoo in self._zoos:
-            _commit(zoo)
+            commit_zoo(zoo)
 
     def end(self, label: str) -> None:
         """Do what is to be done once the source of a name has been brought."""
@@ -329,7 +329,7 @@ class TargetZoos:
         if zoo.writer is None:
             opened = [other for other in self._zoos if other.writer is not None]
             if len(opened) >= MAX_OPEN:
-                _commit(min(opened, key=lambda other: other.since))
+                commit_zoo(min(opened, key=lambda other: other.since))
             zoo.writer, zoo.since = self._open_writer(zoo), time.monotonic()
         return zoo.writer
 
@@ -511,7 +511,8 @@ def _label_of(arch: Architecture) -> str:
     return f"arch-{sha256(canonical({'tensors': kinds})).hexdigest()[:8]}"
 
 
-def _commit(zoo: OpenZoo) -> None:
+def commit_zoo(zoo: OpenZoo) -> None:
+    """Publish what was added to a zoo as a part."""
     if zoo.writer is not None:
         zoo.writer.commit()
     zoo.writer, zoo.nbytes = None, 0

@@ -408,6 +408,19 @@ def test_more_is_added_and_kinds_of_zoos_stay_apart(linked: Path) -> None:
         ckptzoo.materialize(linked.parent / "held", linked.parent / "again")
 
 
+def test_files_of_many_kinds_of_headers_are_in_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nets").mkdir()
+    for number in range(8):
+        # names of files are in headers of torch.save, and move what is behind them
+        save_file(network(number), tmp_path / "nets" / f"n{number}.safetensors", {"words": "x" * number * 8})
+        legacy_file(tmp_path / "nets", number, network(number + 20))
+    monkeypatch.setattr("ckptzoo.hub.imports.link.MAX_LAYOUTS", 300)
+    monkeypatch.setattr("ckptzoo.hub.imports.link._FILES", 4)
+    link_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    assert len(zoo.contents.raw.parts) > 1 and len(zoo["0.weight"][:]) == 16 and ckptzoo.verify(tmp_path / "zoo") == []
+
+
 def test_a_copy_without_retracted_checkpoints_goes_on(linked: Path) -> None:
     first = ckptzoo.open(linked).ids[0]
     ckptzoo.retract(linked, [first], reason="Trained on the test set.")

@@ -2,13 +2,13 @@
 
 ::
 
-    api          pull: one call, and what it reports
-    mirror       copies every part byte for byte                 | one of the two,
-    subset       writes some tensors, variants or rows again     | as the selection needs
+    api            pull: one call, and what it reports
+    mirror         copies every part byte for byte                 | one of the two,
+    subset         writes some tensors, variants or rows again     | as the selection needs
     materializing  copies weights that lie in files of others
-    selection    which variants, tensors and checkpoints; progress
-    destination  the target folder: its lock, what it holds already, disk space, the block cache
-    page         card, pictures and README.md
+    selection      which variants, tensors and checkpoints; progress
+    destination    the target folder: its lock, what it holds already, disk space, the block cache
+    page           card, pictures and README.md
 """
 
 from ckptzoo.hub.pull.api import Pulled, pull

@@ -10,7 +10,7 @@ import typer
 
 from ckptzoo.cli.cache import cache
 from ckptzoo.cli.catalogue import catalogue
-from ckptzoo.cli.commands import collection, compact, doctor, info, page, retract, show, verify
+from ckptzoo.cli.commands import audit, collection, compact, doctor, gather, info, page, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
 from ckptzoo.cli.exits import (
     INTERRUPTED,
@@ -56,9 +56,10 @@ app.command()(catalogue)
 app.command("import")(import_)
 for _command in (link, materialize):
     app.command()(_command)
+app.command()(audit)
 app.command()(collection)
 app.add_typer(splits)
-for _command in (search, pull, push, card, contribute, review, compact, retract, doctor):
+for _command in (search, pull, push, card, contribute, review, gather, compact, retract, doctor):
     app.command()(_command)
 app.add_typer(cache)
 app.add_typer(serve)

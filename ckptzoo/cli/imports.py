@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 
 def import_(
-    source: Annotated[
-        str,
+    sources: Annotated[
+        list[str],
         typer.Argument(
-            metavar="SOURCE",
-            help="A folder, an archive (tar, also packed, or zip) or a file; https:// or hf://.",
+            metavar="SOURCE...",
+            help="Folders, archives (tar, also packed, or zip), files; https:// or hf://; 'hf://org/model@step*'; a "
+            "list of them (.txt).",
             show_default=False,
         ),
     ],
@@ -131,9 +132,7 @@ def import_(
     """
     from ckptzoo.hub.imports import import_zoo
 
-    _bring(
-        import_zoo, source, **{name: value for name, value in locals().items() if name not in ("import_zoo", "source")}
-    )
+    _bring(import_zoo, **{name: value for name, value in locals().items() if name != "import_zoo"})
 
 
 def link(sources: list[str], **options: Any) -> None:
@@ -164,7 +163,7 @@ link.__annotations__ = {"sources": _Source, **{item.name: item.annotation for it
 
 def _bring(
     function: Callable[..., "ImportResult"],
-    source: str,
+    sources: str | list[str],
     *,
     to: Path,
     adapter: str,
@@ -192,7 +191,7 @@ def _bring(
     percent: bool,
     as_json: bool,
 ) -> None:
-    """Bring a source into a zoo, by ``import_zoo`` or ``link_zoo``, or say what would be done."""
+    """Bring sources into a zoo, by ``import_zoo`` or ``link_zoo``, or say what would be done."""
     from ckptzoo.hub.imports import Options, plan_import
     from ckptzoo.hub.imports.tables import read_by_path, text_of
 
@@ -212,7 +211,7 @@ def _bring(
     if dry_run:
         with bar("looking", nbytes=True) as progress:
             plan = plan_import(
-                source,
+                sources,
                 adapter=adapter,
                 include=include or (),
                 exclude=exclude or (),
@@ -226,7 +225,7 @@ def _bring(
         return
     with bar("importing" if function.__name__ == "import_zoo" else "linking", nbytes=True) as progress:
         result = function(
-            source,
+            sources,
             to,
             adapter=adapter,
             # a file of --names is such a table alone, or a contribution.toml with the table [names]

@@ -38,11 +38,13 @@ _PUBLIC = {
     "retract": "ckptzoo.format.maintenance",
     "search": "ckptzoo.hub.search",
     "pull": "ckptzoo.hub.pull",
+    "materialize": "ckptzoo.hub.pull",
     "pull_collection": "ckptzoo.hub.pull",
     "push": "ckptzoo.hub.push",
     "push_collection": "ckptzoo.hub.push",
     "catalogue": "ckptzoo.schema.catalogue",
     "import_zoo": "ckptzoo.hub.imports",
+    "link_zoo": "ckptzoo.hub.imports",
     "contribute": "ckptzoo.hub.contributions.contribute",
     "review": "ckptzoo.hub.contributions.review",
     "Architecture": "ckptzoo.schema.architecture",
@@ -79,7 +81,9 @@ if TYPE_CHECKING:
     from ckptzoo.hub.contributions.contribute import contribute as contribute
     from ckptzoo.hub.contributions.review import review as review
     from ckptzoo.hub.imports import import_zoo as import_zoo
+    from ckptzoo.hub.imports import link_zoo as link_zoo
     from ckptzoo.hub.imports.split_lists import import_split as import_split
+    from ckptzoo.hub.pull import materialize as materialize
     from ckptzoo.hub.pull import pull as pull
     from ckptzoo.hub.pull import pull_collection as pull_collection
     from ckptzoo.hub.push import push as push

@@ -27,6 +27,17 @@ def cache_root(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(above).expanduser().absolute() / "ckptzoo"
 
 
+def data_root(environment: Mapping[str, str] = os.environ) -> Path:
+    """``$XDG_DATA_HOME/ckptzoo``, else ``~/.local/share/ckptzoo``.
+
+    Parameters
+    ----------
+    environment
+        that of the process.
+    """
+    return Path(environment.get("XDG_DATA_HOME") or "~/.local/share").expanduser().absolute() / "ckptzoo"
+
+
 def cache_limit(environment: Mapping[str, str] = os.environ) -> int:
     """Bytes from ``$CKPTZOO_CACHE_SIZE`` (``20GB``, ``512MiB``), else 32 GiB.
 

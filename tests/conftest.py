@@ -6,7 +6,7 @@ import os
 # Workers share the cores: threads of their own would only wait for one another. Before numpy and torch are imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,14 @@ def make_zoo(tmp_path: Path) -> Callable[..., tuple[Path, Weights]]:
         return tmp_path / name, weights
 
     return make
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_data_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where zoos may follow references is recorded in a folder of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data-home")))
+        yield
 
 
 @pytest.fixture

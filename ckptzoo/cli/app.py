@@ -24,8 +24,8 @@ from ckptzoo.cli.exits import (
     stopping_imports,
 )
 from ckptzoo.cli.exports import compare, export
-from ckptzoo.cli.hub import card, contribute, pull, push, review, search
-from ckptzoo.cli.imports import import_
+from ckptzoo.cli.hub import card, contribute, materialize, pull, push, review, search
+from ckptzoo.cli.imports import import_, link
 from ckptzoo.cli.options import Settings, complain
 from ckptzoo.cli.parsing import check_values
 from ckptzoo.cli.serve import serve
@@ -54,6 +54,8 @@ for _command in (info, show, page, verify, export, compare, derive, align, predi
 app.add_typer(study)
 app.command()(catalogue)
 app.command("import")(import_)
+for _command in (link, materialize):
+    app.command()(_command)
 app.command()(audit)
 app.command()(collection)
 app.add_typer(splits)

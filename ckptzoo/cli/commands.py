@@ -46,6 +46,9 @@ def verify(
     problem found, with what was expected, what is there and what to do, and exits with 1 if there is one.
     """
     import ckptzoo
+    from ckptzoo.format.digests import reference_summary
+    from ckptzoo.format.files import Folder
+    from ckptzoo.format.reader import read_contents
     from ckptzoo.loader.collection import holds_zoos, verify_collection
     from ckptzoo.recording.units import hint, waiting_units
     from ckptzoo.text import counted, printable
@@ -70,6 +73,8 @@ def verify(
             else f"every byte was checked but those of {unread}"
         )
         print(f"{zoo}: {counted(len(problems), 'problem')} found." if problems else f"{zoo}: no problem found; {read}.")
+        if not problems and not holds_zoos(root) and (summary := reference_summary(read_contents(Folder(root)))):
+            print(f"{zoo}: {summary}.")
         if waiting:
             print(hint(zoo, waiting))
     if problems:

@@ -306,6 +306,45 @@ def pull(
         _print_pulled(result, *((str(folder), source) if several else (str(output), zoo)))
 
 
+def materialize(
+    zoo: ZooFolder,
+    to: Annotated[
+        Path,
+        typer.Option("--to", metavar="ZOO", help="The new zoo's folder, or an earlier copy.", show_default=False),
+    ],
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--layers",
+            metavar="NAMES",
+            help="Only these tensors, layers or modules of layers: conv1,fc.",
+            autocompletion=complete_layers,
+        ),
+    ] = None,
+    where: Where = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy the weights that a zoo refers to, or some of them, into a zoo that holds them.
+
+    The zoo is one that ckptzoo link made. Every file is compared with what was linked, and with the digests that it
+    has. A copy that was interrupted is carried on by the same command.
+    """
+    import ckptzoo
+    from ckptzoo.text import counted, printable, size
+
+    try:
+        with bar("copying", nbytes=True) as progress:
+            done = ckptzoo.materialize(folder(zoo), to, layers=_split(layers), where=where, progress=progress)
+    except KeyboardInterrupt:
+        raise InterruptedCommand("parts that were written are kept; carry on with the same command.") from None
+    if as_json:
+        emit(done.to_json())
+        return
+    counts = f"{counted(len(done.parts), 'part')} written, {done.there:,} were there; {size(done.nbytes)} copied."
+    print(printable(f"{to}: {counted(done.checkpoints, 'checkpoint')} of {zoo}."))
+    print(counts)
+
+
 def _print_pulled(result: "Pulled", output: str, zoo: str) -> None:
     from ckptzoo.text import counted, printable, size
 

@@ -1,13 +1,18 @@
-"""``ckptzoo import``."""
+"""``ckptzoo import`` and ``ckptzoo link``."""
 
+import inspect
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ckptzoo.cli.exits import PROBLEMS
 from ckptzoo.cli.options import AsJson, bar, parse_input_shape, print_result
+
+if TYPE_CHECKING:
+    from ckptzoo.hub.imports import ImportResult
 
 
 def import_(
@@ -125,7 +130,69 @@ def import_(
     zoo has already is left out, so that the same command goes on where it was interrupted. Where members have several
     architectures, ZOO becomes a folder with a zoo for each.
     """
-    from ckptzoo.hub.imports import Options, import_zoo, plan_import
+    from ckptzoo.hub.imports import import_zoo
+
+    _bring(import_zoo, **{name: value for name, value in locals().items() if name != "import_zoo"})
+
+
+def link(sources: list[str], **options: Any) -> None:
+    """Make a zoo of checkpoints whose weights stay in their files, which it refers to.
+
+    Takes safetensors files, files of torch.save, arrays of numpy, GGUF files and members of tar archives of this
+    machine, and gives checkpoints the ids and facts that import gives them. Reads headers and no weights. The zoo is
+    read as any other; a file that changes later is an error that names it. What the zoo has already is left out, so
+    that the same command goes on where it was interrupted, and adds what is new. ckptzoo materialize copies the
+    weights, or some of them.
+    """
+    from ckptzoo.hub.imports import link_zoo
+
+    for source in sources:
+        _bring(link_zoo, source, **options)
+
+
+_Source = Annotated[
+    list[str],
+    typer.Argument(metavar="SOURCE", help="Folders or files of this machine.", show_default=False),
+]
+# typer reads options from the signature, and link has those of import
+_parameters = list(inspect.signature(import_).parameters.values())[1:]
+_first = inspect.Parameter("sources", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_Source)
+link.__signature__ = inspect.Signature([_first, *_parameters])
+link.__annotations__ = {"sources": _Source, **{item.name: item.annotation for item in _parameters}, "return": None}
+
+
+def _bring(
+    function: Callable[..., "ImportResult"],
+    sources: str | list[str],
+    *,
+    to: Path,
+    adapter: str,
+    names: str | None,
+    arch: str | None,
+    modules: list[str] | None,
+    input_shape: str | None,
+    split_by: str | None,
+    skip_bad: bool,
+    include: list[str] | None,
+    exclude: list[str] | None,
+    dry_run: bool,
+    license: str | None,
+    dataset: str | None,
+    mean: str | None,
+    std: str | None,
+    metadata: Path | None,
+    layout: Path | None,
+    id_pattern: str | None,
+    member: str | None,
+    step: str | None,
+    stacked: bool | None,
+    networks: str | None,
+    checkpoint_offset: int | None,
+    percent: bool,
+    as_json: bool,
+) -> None:
+    """Bring sources into a zoo, by ``import_zoo`` or ``link_zoo``, or say what would be done."""
+    from ckptzoo.hub.imports import Options, plan_import
     from ckptzoo.hub.imports.tables import read_by_path, text_of
 
     table = None if names in (None, "order") else _names_in(Path(str(names)))
@@ -156,8 +223,8 @@ def import_(
         if plan.problems or not plan.files:
             raise typer.Exit(PROBLEMS)
         return
-    with bar("importing", nbytes=True) as progress:
-        result = import_zoo(
+    with bar("importing" if function.__name__ == "import_zoo" else "linking", nbytes=True) as progress:
+        result = function(
             sources,
             to,
             adapter=adapter,

@@ -229,7 +229,7 @@ def reference_of(zoo: Zoo, to: str, variant: str = layout.RAW) -> tuple[Weights,
     if to == BEST:
         last = zoo.last_steps()
         accuracies = last.column("test_accuracy").to_numpy().astype(np.float64)
-        finite = last.column("finite").fill_null(False).to_numpy().astype(bool)
+        finite = last.column("finite").fill_null(zoo.contents.identity.references).to_numpy().astype(bool)
         accuracies = np.where(finite & np.isfinite(accuracies), accuracies, -np.inf)
         if not np.isfinite(accuracies).any():
             step = "Name a checkpoint by its id."

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format import table
 from ckptzoo.format.checks import geometry_problems, row_limits
+from ckptzoo.format.digests import check_part
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Arrays, Part, PartWriter
 from ckptzoo.format.reader import Contents, read_tree
@@ -67,6 +69,7 @@ class DerivedTreeWriter:
         self._schema = table.schema_of(columns_of(facts["kind"], matrices=matrices))
         self._seen: set[str] = set()
         self._writer: PartWriter | None = None
+        self._finite: tuple[str, NDArray[np.bool_]] | None = None
         self.derived: set[str] = set()
         self.parts: list[str] = []
 
@@ -111,14 +114,31 @@ class DerivedTreeWriter:
             for start, raw in parts:
                 if raw.digest in self.derived:
                     continue
-                index = index_of[raw.name]
                 # the first runs are worked on while the bytes are read; without its last run no part appears
-                problems = pool.submit(damaged, self._root, raw, index)
+                problems = pool.submit(self._damaged, raw, index_of[raw.name])
+                if self._contents.identity.references and problems.result():
+                    raise IntegrityError(problems.result())
                 for first in range(0, raw.rows, rows):
                     stop = min(first + rows, raw.rows)
                     if stop == raw.rows and problems.result():
                         raise IntegrityError(problems.result())
                     yield RowRun(raw, slice(start + first, start + stop), first == 0, stop == raw.rows)
+
+    def _damaged(self, raw: Part, index: pa.Table) -> list[Problem]:
+        """The problems of the bytes of a raw part, which are all read; whether they are finite is known then."""
+        if not self._contents.identity.references:
+            return damaged(self._root, raw, index)
+        checked = check_part(self._contents, self._contents.raw.parts.index(raw))
+        self._finite = raw.name, checked.finite
+        return checked.problems
+
+    def finite(self, run: RowRun) -> NDArray[np.bool_]:
+        """(K,) whether each checkpoint of a raw part is finite, of the part's first run, when that has come."""
+        if self._finite is not None and self._finite[0] == run.raw.name:
+            return self._finite[1]
+        rows = np.arange(run.rows.start, run.rows.start + run.raw.rows)
+        finite = self._contents.raw.rows.take(["finite"], rows)["finite"]
+        return finite.fill_null(False).to_numpy().astype(np.bool_)
 
     def _indices(self) -> dict[str, pa.Table]:
         """Return the index of each raw part by its name."""

@@ -247,9 +247,11 @@ class VariantJob:
             return
         self._checker = import_with_torch("output_differences").EquivalenceChecker(self._arch, self._module)
         small = self._arch.nbytes <= SMALL_BYTES
-        rows = np.flatnonzero(self._zoo.column("finite").fill_null(False).to_numpy())[: 4 if small else 1]
-        if len(rows):
-            weights = {name: self._zoo[name][rows] for name in self._arch.names}
+        # of weights in files of others it is not known before they are read
+        may_be = self._zoo.column("finite").fill_null(self._contents.identity.references).to_numpy()
+        rows = np.flatnonzero(may_be)[: 4 if small else 1]
+        weights = {name: self._zoo[name][rows] for name in self._arch.names}
+        if len(rows) and all(bool(np.isfinite(array).all()) for array in weights.values()):
             inputs = next(iter(self._inputs.values()))
             self._checker.check_table(self._symmetry, weights, inputs if small else inputs[:2])
 
@@ -260,13 +262,14 @@ class VariantJob:
 
     def batches(self, parts: Sequence[tuple[int, Part]]) -> Iterator[RowBatch]:
         """Yield batches of the checkpoints of parts that are not yet derived when their turn comes."""
-        metadata = self._contents.raw.rows.select(["id", "finite"])
+        metadata = self._contents.raw.rows.select(["id"])
         precisions: list[Precision | None] = []
         done = 0
         for run in self.tree.runs(parts, max(1, min(BATCH_ROWS, BATCH_BYTES // self._arch.nbytes))):
             if run.first:
-                finite = metadata["finite"].slice(run.rows.start, run.raw.rows).fill_null(False).to_numpy()
-                precisions = self._policy.precisions(finite) if self._inputs else [None] * run.raw.rows
+                precisions = [None] * run.raw.rows
+                if self._inputs:
+                    precisions = self._policy.precisions(self.tree.finite(run))
                 done = 0
             count = run.rows.stop - run.rows.start
             ids = metadata["id"].slice(run.rows.start, count).to_pylist()
@@ -361,7 +364,7 @@ class MissingChecks:
         figures = [f"certificate_{name}" for name in self._inputs]
         table = contents.columns(tree, ["id", "certified", *figures]).slice(start, part.rows)
         rows = places_of(table["id"], contents.ids)
-        finite = contents.raw.rows["finite"].fill_null(False).to_numpy()[rows]
+        finite = contents.columns(contents.raw, ["finite"])["finite"].fill_null(False).to_numpy()[rows]
         wanted = self._policy.precisions(finite)
         made = table["certified"].to_pylist()
         complete = zip(*(table[name].is_valid().to_pylist() for name in figures), strict=True)

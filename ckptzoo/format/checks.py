@@ -13,14 +13,26 @@ from numpy.typing import NDArray
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.files import Files
 from ckptzoo.format.header import CODES
-from ckptzoo.format.limits import FREE_ROWS
+from ckptzoo.format.limits import FREE_ROWS, rows_in
 from ckptzoo.format.part import Part
 from ckptzoo.format.predictions import input_problems, prediction_problems
 from ckptzoo.format.table import numbers
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, name_problem
 from ckptzoo.schema.documents import REFETCH, Document
-from ckptzoo.schema.layout import ELEMENT, INDEX, PREDICTIONS, RAW, SET_ASIDE, SHARD_NAME, SYMMETRY, predictions_name
+from ckptzoo.schema.layout import (
+    DERIVED,
+    ELEMENT,
+    INDEX,
+    PREDICTIONS,
+    RAW,
+    REFERENCES,
+    ROWS_ALONE,
+    SET_ASIDE,
+    SHARD_NAME,
+    SYMMETRY,
+    predictions_name,
+)
 from ckptzoo.schema.symmetry import Symmetry
 
 Kind = tuple[str, tuple[int, ...]]
@@ -60,6 +72,12 @@ def require_bytes(files: Files, part: Part, index: pa.Table, bytes_a_row: int) -
     Asked before the part's rows are decoded: Parquet packs rows that nobody has weights for into next to nothing.
     """
     if part.rows <= FREE_ROWS or part.facts.get("kind") != RAW or part.facts.get("bare") is True:
+        return
+    if "references" in part.facts:
+        limit = rows_in(files.size(f"{part.path}/{REFERENCES}") or 0)
+        if part.rows > limit:
+            location = f"{files.name}/{part.path}/{REFERENCES}"
+            raise IntegrityError(Problem(location, "checkpoints", f"at most {limit}", str(part.rows), REFETCH))
         return
     held = sum(files.size(f"{part.path}/{file}") or 0 for file in index["file"].unique().to_pylist())
     if part.rows * bytes_a_row > held:
@@ -253,8 +271,7 @@ class _PartIndex:
         kind = str(part.facts.get("kind"))
         folders = {
             "raw": "parts",
-            "retracted": "derived/retracted",
-            "measured": "derived/measured",
+            **{alone: f"{DERIVED}/{alone}" for alone in ROWS_ALONE},
             "variant": f"derived/{part.facts.get('gauge')}",
             "predictions": f"derived/{predictions_name(str(part.facts.get('set')))}",
         }
@@ -265,7 +282,7 @@ class _PartIndex:
             return
         for stem in sorted(set(rows) - {ELEMENT}):
             self._compare_tensors(stem, arch)
-        bare = part.facts.get("bare") is True
+        bare = part.facts.get("bare") is True or "references" in part.facts
         if part.facts.get("kind") == RAW and part.rows and bare == (RAW in rows):
             self._wrong(INDEX, "shards", *(("none", "some") if bare else ("raw-00.safetensors and on", "none")))
         if kind == "variant" and part.rows:

@@ -4,13 +4,16 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import limits, table
 from ckptzoo.format.durable import regular
 from ckptzoo.schema.documents import REFETCH
 from ckptzoo.schema.layout import Span
+
+if TYPE_CHECKING:
+    from ckptzoo.format.sources import Follow
 
 DEREFERENCE = "Put a copy of it there, as cp --dereference makes one."
 """The next step for a link that leads out of a zoo."""
@@ -51,10 +54,13 @@ class Files(Protocol):
 
 
 class Folder:
-    """A zoo's folder on this machine."""
+    """A zoo's folder on this machine.
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.here = Path(root).absolute()
+    ``follow`` says where the files are that its parts refer to; None where that was recorded when they were linked.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], follow: "Follow | None" = None) -> None:
+        self.here, self.follow = Path(root).absolute(), follow
 
     @property
     def name(self) -> str:

@@ -87,7 +87,7 @@ def belongs_to_zoo(name: str) -> bool:
 
 
 def _in_part(file: str) -> bool:
-    return file in (layout.METADATA, layout.INDEX) or layout.SHARD_NAME.fullmatch(file) is not None
+    return file in (layout.METADATA, layout.INDEX, layout.REFERENCES) or layout.SHARD_NAME.fullmatch(file) is not None
 
 
 def _digest(name: str, path: Path, known: Mapping[str, str]) -> str | None:
@@ -223,7 +223,7 @@ def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: s
         return 0
     now = datetime.now(UTC)
     rows = [{"id": name, "reason": reason, "contributor": contributor, "created": now} for name in new]
-    _add_rows(root, layout.RETRACTED, rows, {})
+    add_rows(root, layout.RETRACTED, rows, {})
     return len(rows)
 
 
@@ -238,11 +238,11 @@ def add_measured(path: str | Path, rows: Sequence[Mapping[str, Any]], facts: Doc
         return None
     now = datetime.now(UTC)
     dated = [{**row, "created": now} for row in rows]
-    return _add_rows(Path(path).absolute(), layout.MEASURED, dated, facts)
+    return add_rows(Path(path).absolute(), layout.MEASURED, dated, facts)
 
 
-def _add_rows(root: Path, kind: str, rows: Sequence[dict[str, Any]], facts: Document) -> Part:
-    """Add a part without shards, in the tree of its kind's name."""
+def add_rows(root: Path, kind: str, rows: Sequence[dict[str, Any]], facts: Document) -> Part:
+    """Add a part without shards, in the tree of its kind's name; ``facts`` are its own besides its kind."""
     schema = table.schema_of(KINDS[kind])
     part = PartWriter(root / layout.DERIVED / kind, sets={}, schema=schema, facts={"kind": kind, **facts})
     try:

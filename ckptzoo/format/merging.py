@@ -119,6 +119,9 @@ def merge_parts(path: str | Path, to: str | Path, *, progress: Progress | None =
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
         step = "Name another folder."
         raise ZooError(Problem(str(to), "a new zoo", "no folder or an empty one", "one with files", step))
+    if contents.identity.references:
+        step = f"Copy the weights first: ckptzoo materialize {source} --to NEWZOO."
+        raise ZooError(Problem(source.name, "parts", "parts with their weights", "references to files", step))
     with naming(root):
         staging = Staging(root.parent)
     # in a folder of its own, because a part is written under the lock of its zoo, and the outer one is locked

@@ -198,6 +198,12 @@ class PartWriter:
         tree = self._tree.relative_to(root).as_posix()
         return Part(tree, name, len(metadata), digest, self._facts)
 
+    def attach(self, name: str, data: bytes, fact: str, digest: str) -> None:
+        """Write a file of the part, of which a fact says the digest."""
+        with naming(self._tree):
+            (self._staging.path / name).write_bytes(data)
+        self._facts = {**self._facts, fact: digest}
+
     def discard(self) -> None:
         """Abandon the part and remove what was written of it."""
         for shard in self._open.values():

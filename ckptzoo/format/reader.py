@@ -19,7 +19,10 @@ from ckptzoo.format import snapshot, table
 from ckptzoo.format.checks import RowLimits, geometry_problems, require_bytes, row_limits
 from ckptzoo.format.files import Files
 from ckptzoo.format.part import Part, decode_index, kind_of, read_columns, require_room
+from ckptzoo.format.referenced_files import ReferencedFiles
+from ckptzoo.format.references import References, require_references
 from ckptzoo.format.snapshot import Snapshot
+from ckptzoo.format.sources import followed
 from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Read, Tree, empty_tree, places_of, selected
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema import layout
@@ -42,6 +45,8 @@ _NAMED = 5
 _TOGETHER = 16 * 2**20
 """Bytes of tables that are read before the first of them is checked, unless one alone has more."""
 _T = TypeVar("_T")
+_FINITE = "finite"
+"""The column that is filled when weights in files of others were read."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +111,7 @@ class Contents:
     def variants(self) -> tuple[str, ...]:
         """Names of derived trees other than predictions and figures that were measured later."""
         names = (name for name in self.derived_parts if layout.set_name(name) is None)
-        return tuple(name for name in names if name != layout.MEASURED)
+        return tuple(name for name in names if name not in layout.ROWS_ALONE)
 
     @property
     def ids(self) -> pa.ChunkedArray:
@@ -137,6 +142,17 @@ class Contents:
             _require_none(geometry_problems(self.files, self.architecture, self.symmetry, self._trees[name]))
         return self._trees[name]
 
+    @cached_property
+    def references(self) -> References:
+        """Where the raw weights are in files of others; of a zoo that refers to some."""
+        return References(self.files, self.raw, self.architecture)
+
+    @cached_property
+    def referenced_files(self) -> ReferencedFiles:
+        """The reader of those files, as far as they may be followed on this machine."""
+        folders = followed(self.files.here, getattr(self.files, "follow", None), self.references.sources)
+        return ReferencedFiles(self.references, folders, str(self.files.here or self.files.name))
+
     @property
     def measured(self) -> Tree:
         """Figures that were measured when their checkpoints were already in the zoo."""
@@ -160,17 +176,22 @@ class Contents:
     def row(self, position: int) -> dict[str, Any]:
         """One row of the raw tree, as ``columns``."""
         row = self.raw.rows.row(position)
-        missing = [name for name in FIGURES if name in row and row[name] is None]
-        if missing and layout.MEASURED in self.derived_parts:
+        missing = [name for name in (*FIGURES, _FINITE) if name in row and row[name] is None]
+        if missing and self._has_later:
             row.update(self.columns(self.raw, missing, np.array([position])).to_pylist()[0])
         return row
 
+    @property
+    def _has_later(self) -> bool:
+        """Whether there are figures that were measured when their checkpoints were in the zoo."""
+        return layout.MEASURED in self.derived_parts or layout.DIGESTS in self.derived_parts
+
     def _with_later(self, tree: Tree, table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
         """A table of some rows of a tree with the figures that were measured later where it lacks them."""
-        if layout.MEASURED not in self.derived_parts or not tree.parts:
+        if not self._has_later or not tree.parts:
             return table
         for at, name in enumerate(table.column_names):
-            if name not in FIGURES:
+            if name not in FIGURES and (name != _FINITE or tree is not self.raw):
                 continue
             places, values = self._later(tree, name)
             column = table[name].combine_chunks()
@@ -187,7 +208,11 @@ class Contents:
         """Rows of a tree of which a figure was measured later, ascending, and the last figure of each."""
         key = tree.parts[0].tree, name
         if key not in self._figures:
-            later = self.measured.rows.select(["id", "unit", name])
+            others = self.measured
+            if name == _FINITE:
+                there = layout.DIGESTS in self.derived_parts
+                others = self.derived(layout.DIGESTS) if there else empty_tree(layout.DIGESTS)
+            later = others.rows.select(["id", "unit", name])
             digests = pa.array([part.digest for part in tree.parts], pa.string())
             of_tree = pc.call_function("is_in", [later["unit"]], pc.SetLookupOptions(digests))
             later = later.filter(pc.call_function("and", [of_tree, later[name].is_valid()]))
@@ -268,6 +293,7 @@ def read_contents(files: Files, revision: str | None = None) -> Contents:
             raw = read_tree(files, layout.PARTS, tuple(first[:parts]), newest, limits=limits)
             retracted = read_tree(files, gone, tuple(early[:tombs]), newest, limits=limits)
     _require_none(geometry_problems(files, architecture, symmetry, raw))
+    require_references(raw.parts, wanted=identity.references, location=files.name)
     derived = {tree.removeprefix(f"{layout.DERIVED}/"): names for tree, names in trees.items()}
     return Contents(files, identity, architecture, symmetry, raw, retracted, derived, newest)
 

@@ -17,9 +17,10 @@ import numpy as np
 import pyarrow as pa
 
 from ckptzoo.arguments import checked
-from ckptzoo.errors import IntegrityError, Problem, SpecError
+from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
 from ckptzoo.format import snapshot, table
 from ckptzoo.format.checks import MAX_PROBLEMS, RowLimits, origin_problems, problems_by_part, row_limits
+from ckptzoo.format.digests import check_part
 from ckptzoo.format.durable import regular
 from ckptzoo.format.files import DEREFERENCE, Files, Folder, leads_outside
 from ckptzoo.format.header import Entry, header_length, read_header
@@ -28,6 +29,7 @@ from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.part import Part, StoredRows, part_digest
 from ckptzoo.format.predictions import input_problems
 from ckptzoo.format.reader import Contents, duplicate_problems, list_trees, read_documents, read_tree
+from ckptzoo.format.references import require_references
 from ckptzoo.format.splits import split_problems
 from ckptzoo.format.tree import LazyTable, Tree, empty_tree, places_of, regrouped
 from ckptzoo.schema import layout
@@ -143,11 +145,29 @@ def _found(root: Path, deep: bool, progress: Progress | None, trees: dict[str, T
         _trees={_derived_name(path): trees[path] for path in derived},
     )
     yield from _failed_checks(contents)
+    yield from _references(contents, deep=deep)
     if deep:
         yield from _foreign(root)
         yield from _digests(files, sound, trees)
         yield from _headers(root, read)
         yield from _shards(root, sound, progress)
+
+
+def _references(contents: Contents, *, deep: bool) -> Iterator[Problem]:
+    """Yield what is wrong with references, and with the files that they name where these are to be read."""
+    wanted = contents.identity.references
+    try:
+        require_references(contents.raw.parts, wanted=wanted, location=contents.files.name)
+        if not wanted:
+            return
+        references = contents.references
+        for source in references.sources if deep else ():
+            contents.referenced_files.folder(source)
+    except ZooError as error:
+        yield from error.problems
+        return
+    for number in range(len(contents.raw.parts) if deep else 0):
+        yield from check_part(contents, number).problems
 
 
 def _derived_name(path: str) -> str:
@@ -215,7 +235,7 @@ def _foreign(root: Path) -> Iterator[Problem]:
 def _strays(root: Path) -> Iterator[Problem]:
     """Files and folders inside the zoo's own folders that are no part of it; hidden ones are left alone."""
     step = "Remove it."
-    files = (layout.METADATA, layout.INDEX)
+    files = (layout.METADATA, layout.INDEX, layout.REFERENCES)
     derived = root / layout.DERIVED
     folders = [root / layout.PARTS, *(sorted(derived.iterdir()) if derived.is_dir() else [])]
     for tree in folders:

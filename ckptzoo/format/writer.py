@@ -5,7 +5,7 @@ import errno
 import os
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -25,10 +25,11 @@ from ckptzoo.format.maintenance import add_snapshot
 from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.part import SHARD_BYTES, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
+from ckptzoo.format.references import Reference, digest_of_file, encode, require_kind
 from ckptzoo.format.singles import Singles, as_numpy, json_of, number_of, plain_row, row_bytes
 from ckptzoo.format.snapshot import newest
 from ckptzoo.schema import layout
-from ckptzoo.schema.architecture import Architecture, architecture_difference, tensor_difference
+from ckptzoo.schema.architecture import Architecture, Tensor, architecture_difference, tensor_difference
 from ckptzoo.schema.card import CARD_TOML, Card
 from ckptzoo.schema.documents import Identity, parse, seal
 from ckptzoo.schema.metadata import value_problems
@@ -89,15 +90,34 @@ def create(
     >>> ckptzoo.open("zoos/tiny")
     <zoo tiny: 4 checkpoints of tiny, 1 part>
     """
+    root, identity, files, arch = _new_zoo(path, arch, card, symmetry, references=False)
+    if identity is not None:
+        return _existing(path, arch, identity, exist_ok=exist_ok)
+    writer = Writer(root, arch)
+    writer.created = files
+    return writer
+
+
+def create_referring(path: Path, *, arch: Architecture, card: Card, symmetry: Symmetry | None) -> None:
+    """Make a new zoo, as ``create``, whose raw weights lie in files of others."""
+    _, identity, _, arch = _new_zoo(path, arch, card, symmetry, references=True)
+    if identity is not None:
+        _existing(path, arch, identity, exist_ok=False)
+
+
+def _new_zoo(
+    path: str | Path, arch: Any, card: Card | str | Path | None, symmetry: Any, *, references: bool
+) -> tuple[Path, Identity | None, dict[str, bytes], Architecture]:
+    """Write a new zoo; return its folder, its files and its architecture, and its identity if something was there."""
     root = Path(path).absolute()
     if not isinstance(card, Card):
         card = Card(root.name) if card is None else Card.from_toml(card)
     arch, symmetry = _declared(arch, card.name, symmetry)
     if symmetry is not None:
         symmetry.check(arch)
-    identity = Identity(card.name, arch.digest, None if symmetry is None else symmetry.digest)
+    identity = Identity(card.name, arch.digest, None if symmetry is None else symmetry.digest, references)
     if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        return _existing(path, arch, identity, exist_ok=exist_ok)
+        return root, identity, {}, arch
     with naming(root):
         staging = Staging(root.parent)
     try:
@@ -118,11 +138,9 @@ def create(
         staging.discard()
         # another process has made one meanwhile
         if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST) and root.is_dir():
-            return _existing(path, arch, identity, exist_ok=exist_ok)
+            return root, identity, {}, arch
         raise
-    writer = Writer(root, arch)
-    writer.created = files
-    return writer
+    return root, None, files, arch
 
 
 def _declared(arch: Any, name: str, symmetry: Any) -> tuple[Architecture, Symmetry | None]:
@@ -166,6 +184,7 @@ def _existing(path: str | Path, arch: Architecture, identity: Identity, *, exist
     if held.tensors != arch.tensors:
         got = f"one with {architecture_difference(arch, held) or 'other aliases or buffers'}"
         raise SpecError(Problem(str(path), "architecture", "the one to be written", got, "Name another folder."))
+    require_kind(there, str(path), references=identity.references)
     if identity.symmetry not in (None, there.symmetry):
         step = "Pass the table of the zoo, or name another folder."
         raise SpecError(Problem(str(path), "table of symmetries", "that of the zoo", "another", step))
@@ -195,7 +214,8 @@ def append(path: str | Path) -> "Writer":
     17
     """
     root = Path(path).absolute()
-    _, arch, _ = read_documents(Folder(root))
+    identity, arch, _ = read_documents(Folder(root))
+    require_kind(identity, str(path), references=False)
     return Writer(root, arch)
 
 
@@ -261,13 +281,19 @@ class Writer:
         if isinstance(rows, Mapping) and self._is_taken(weights, rows):
             return
         stacked = self._checked(weights, len(listed), single=isinstance(rows, Mapping))
+        self._add({layout.RAW: stacked}, listed)
+
+    def _add(self, arrays: Mapping[str, Mapping[str, Any]], listed: list[dict[str, Any]]) -> None:
+        """Check the rows of checkpoints, and add them with their shards' arrays."""
         for row in listed:
             row.update({name: number_of(value) for name, value in row.items()})
             if "extra" in row:
                 row["extra"] = json_of(row["extra"], location=f"{self.path.name}: rows")
             if row.get("member") is None and isinstance(row.get("id"), str):
                 row["member"] = row["id"]
-        _measure_finite(stacked, listed)
+        # of weights that lie in files of others it is not known
+        if layout.RAW in arrays:
+            _measure_finite(arrays[layout.RAW], listed)
         checked_rows = table.table_of(listed, table.METADATA_SCHEMA, location=f"{self.path.name}: rows")
         rows_bytes = self._rows_bytes + checked_rows.nbytes
         if rows_bytes > limits.MAX_TABLE:
@@ -287,13 +313,13 @@ class Writer:
         if self._part is None:
             self._part = PartWriter(
                 self.path / layout.PARTS,
-                sets={layout.RAW: self.arch.tensors},
+                sets=self._sets,
                 schema=table.METADATA_SCHEMA,
                 facts={"kind": "raw"},
                 shard_bytes=self._shard_bytes,
             )
         self._write_singles(self._part)
-        self._part.add({layout.RAW: stacked}, listed)
+        self._part.add(arrays, listed)
         self._pending.update(ids)
         self._rows_bytes = rows_bytes
 
@@ -361,6 +387,7 @@ class Writer:
         if self._part is None:
             return None
         self._write_singles(self._part)
+        self._complete(self._part)
         part = self._part.commit(self.path, refuse=self._require_new_now)
         # parts never change, and this one holds what was checked
         self._seen_parts.add(part.name)
@@ -379,6 +406,14 @@ class Writer:
             self._warned = True
             warnings.warn(str(problem), UserWarning, stacklevel=2)
         return part.name
+
+    @property
+    def _sets(self) -> dict[str, Sequence[Tensor]]:
+        """The tensors of a part's shards."""
+        return {layout.RAW: self.arch.tensors}
+
+    def _complete(self, part: PartWriter) -> None:
+        """Add what else a part has before it is published."""
 
     def discard(self) -> None:
         """Forget what was added since the last commit."""
@@ -489,6 +524,46 @@ class Writer:
         return {name: arrays[name][np.newaxis] if single else arrays[name] for name in expected}
 
 
+class ReferenceWriter(Writer):
+    """Adds checkpoints whose weights lie in files of others to a zoo of such checkpoints.
+
+    Raises ``SpecError`` if the zoo has weights of its own.
+    """
+
+    def __init__(self, root: Path) -> None:
+        identity, arch, _ = read_documents(Folder(root))
+        require_kind(identity, str(root), references=True)
+        super().__init__(root, arch)
+        self._references: list[Sequence[Reference]] = []
+
+    def refer(self, references: Sequence[Sequence[Reference]], rows: Sequence[Mapping[str, Any]]) -> None:
+        """Add checkpoints, each with its references; whether they are finite is not known.
+
+        Raises ``SpecError`` as ``add`` does for rows.
+        """
+        self._add({}, [{**row, "finite": None} for row in rows])
+        self._references += references
+
+    def discard(self) -> None:
+        """Forget what was added since the last commit."""
+        super().discard()
+        self._references = []
+
+    @property
+    def _sets(self) -> dict[str, Sequence[Tensor]]:
+        return {}
+
+    def _complete(self, part: PartWriter) -> None:
+        data = encode(self._references)
+        part.attach(layout.REFERENCES, data, "references", digest_of_file(data))
+
+    def commit(self) -> str | None:
+        """Publish what was added as one part, as ``Writer.commit``."""
+        name = super().commit()
+        self._references = []
+        return name
+
+
 def _shape(spec: str | None) -> str:
     """The shape of a tensor, of its shape and dtype."""
     return (spec or "").rpartition(" ")[0]
@@ -533,12 +608,17 @@ def _remove(root: Path, files: Mapping[str, bytes]) -> bool:
 
 def _measure_finite(stacked: Mapping[str, NDArray[Any]], rows: Sequence[dict[str, Any]]) -> None:
     """Set the column ``finite`` of rows by their weights."""
-    finite = np.ones(len(rows), dtype=bool)
-    for array in stacked.values():
+    for row, is_finite in zip(rows, finite_rows(stacked.values(), len(rows)).tolist(), strict=True):
+        row["finite"] = is_finite
+
+
+def finite_rows(stacked: Iterable[NDArray[Any]], count: int) -> NDArray[np.bool_]:
+    """For each of ``count`` checkpoints whether all elements of its tensors are finite, which are stacked."""
+    finite = np.ones(count, dtype=bool)
+    for array in stacked:
         if array.dtype.kind not in "iub":
             finite &= _finite(array)
-    for row, is_finite in zip(rows, finite.tolist(), strict=True):
-        row["finite"] = is_finite
+    return finite
 
 
 def _finite(array: NDArray[Any]) -> NDArray[np.bool_]:

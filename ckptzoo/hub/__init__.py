@@ -26,6 +26,7 @@ __all__ = [
     "HubRetryPolicy",
     "ImportPlan",
     "ImportResult",
+    "Materialized",
     "Planned",
     "Pulled",
     "Pushed",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from ckptzoo.hub.imports.run import ImportResult as ImportResult
     from ckptzoo.hub.imports.split_lists import import_order as import_order
     from ckptzoo.hub.pull.api import Pulled as Pulled
+    from ckptzoo.hub.pull.materializing import Materialized as Materialized
     from ckptzoo.hub.push.api import Planned as Planned
     from ckptzoo.hub.push.api import Pushed as Pushed
     from ckptzoo.hub.push.api import plan as plan
@@ -73,6 +75,7 @@ __getattr__, __dir__ = lazy_names(
         "HubRetryPolicy": "ckptzoo.hub.client",
         "ImportPlan": "ckptzoo.hub.imports",
         "ImportResult": "ckptzoo.hub.imports",
+        "Materialized": "ckptzoo.hub.pull",
         "Planned": "ckptzoo.hub.push",
         "Pulled": "ckptzoo.hub.pull",
         "Pushed": "ckptzoo.hub.push",

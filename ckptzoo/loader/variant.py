@@ -12,6 +12,7 @@ from ckptzoo.format.part import rows_a_shard
 from ckptzoo.format.reader import Contents
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.readers import ConcatReader, MmapReader, RemoteReader, TensorReader
+from ckptzoo.loader.references import ReferenceReader
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.shard_index import ShardIndex
 from ckptzoo.schema import layout
@@ -30,7 +31,8 @@ class Variant:
         self._contents, self._raw = contents, raw
         self._index = ShardIndex(contents.files, self.tree, contents.architecture)
         self._bounds = np.cumsum([0, *(part.rows for part in self.tree.parts)], dtype=np.int64)
-        self._bare = self._index.parts_without(name)
+        self._refers = raw is None and contents.identity.references
+        self._bare = np.zeros(len(self.tree.parts), np.bool_) if self._refers else self._index.parts_without(name)
         self._readers: dict[str, TensorReader] = {}
         computed = raw is not None and bool(self._bare.any())
         if computed and (problems := list(origin_problems(contents.files, contents.raw, self.tree))):
@@ -50,6 +52,8 @@ class Variant:
     def will_need(self, row: int) -> None:
         """Ask for one checkpoint to be read ahead: by the kernel, or in few requests."""
         files = self._contents.files
+        if self._refers:
+            return
         if isinstance(files, RemoteFiles):
             readers = (self.reader(name) for name in self._contents.architecture.names)
             files.prefetch(span for reader in readers for span in reader.required_blocks(np.array([row])))
@@ -65,6 +69,8 @@ class Variant:
             variants = ", ".join(self._contents.variants)
             step = f"Read a variant ({variants}), or pull the zoo with --variant raw, too, into another folder."
             raise ZooError(Problem(self._contents.files.name, "raw weights", "some", "none in some parts", step))
+        if self._refers:
+            return ReferenceReader(self._contents.referenced_files, self.tree, tensor)
         if not self._bare.any():
             return self._stored(self.name, tensor)
         computed = self._computed(tensor)

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -50,6 +50,7 @@ def open(
     revision: str | None = None,
     endpoint: str | None = None,
     token: str | None = None,
+    follow: str | Path | Mapping[str, str | Path] | None = None,
 ) -> "Zoo":
     """Open a zoo: a folder on this machine, a dataset repository on a hub, or a folder behind a web server.
 
@@ -66,6 +67,10 @@ def open(
     endpoint, token
         of the hub, if they are not those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``). The token stays in
         this process; others that the zoo is sent to use huggingface_hub's.
+    follow
+        of a zoo in a folder that refers to files on this machine: the folder that they are in, or folders by the names
+        of their sources (the column ``source``). By default those that ``ckptzoo link`` was given here; the references
+        of a zoo that came from elsewhere are not followed.
 
     Raises
     ------
@@ -93,20 +98,35 @@ def open(
     >>> zoo["conv1.weight"][:64].shape
     (64, 2, 1, 4, 4)
     """
-    contents = read_contents(files_at(address, endpoint, token), revision)
+    contents = read_contents(files_at(address, endpoint, token, follow), revision)
     rows = standing(contents)
     if note := left_out(contents, rows):
         warnings.warn(f"{contents.files.name}: {note}; zoo.retracted lists them.", UserWarning, stacklevel=_CALLER)
     return Zoo(contents, {}, rows)
 
 
-def files_at(address: str | os.PathLike[str], endpoint: str | None, token: str | None) -> Files:
-    """The files of a folder on this machine or of a place on another one."""
+def files_at(
+    address: str | os.PathLike[str],
+    endpoint: str | None,
+    token: str | None,
+    follow: str | Path | Mapping[str, str | Path] | None = None,
+) -> Files:
+    """The files of a folder on this machine, with the folders of its references, or of a place on another one."""
     if os.fspath(address) and Path(address).is_dir():
-        return Folder(address)
+        if isinstance(follow, Mapping):
+            return Folder(address, {name: _real(folder) for name, folder in follow.items()})
+        return Folder(address, None if follow is None else _real(follow))
+    if follow is not None:
+        step = "Pull the zoo first, and open its folder."
+        raise ZooError(Problem(os.fspath(address), "follow", "a zoo in a folder on this machine", "another", step))
     from ckptzoo.remote import open_remote  # only here, because it takes as long as all the rest of opening
 
     return RemoteFiles(open_remote(address, endpoint=endpoint, token=token), os.fspath(address), endpoint, token)
+
+
+def _real(folder: str | Path) -> Path:
+    """A folder without links in its path: below it none are followed."""
+    return Path(os.path.realpath(folder))
 
 
 class Zoo:
@@ -756,7 +776,7 @@ class Zoo:
         files = self._contents.files
         if isinstance(files, RemoteFiles):
             return open(files.address, endpoint=files.endpoint, token=files.token)
-        return open(self.path)
+        return open(self.path, follow=files.follow if isinstance(files, Folder) else None)
 
     def source(
         self, names: Sequence[str], variant: str = layout.RAW, columns: str | Sequence[str] = (), dtype: Any = None

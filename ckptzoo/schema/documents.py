@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any, ClassVar, NoReturn, cast
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError
-from ckptzoo.schema.layout import FORMAT, VERSION
+from ckptzoo.schema.layout import FORMAT, REFERENCES_VERSION, VERSION
 
 MAX_BYTES = 64 * 2**20
 """Bytes of a document that are parsed at most."""
@@ -188,22 +188,30 @@ def _damaged(location: str, what: str, expected: str, got: str) -> IntegrityErro
 @dataclass(frozen=True)
 class Identity:
     """The content of zoo.json. ``architecture`` and ``symmetry`` are the digests of those documents; ``symmetry`` is
-    None where the table was not known when the zoo was made.
+    None where the table was not known when the zoo was made. ``references`` says that raw weights lie in files of
+    others.
     """
 
     name: str
     architecture: str
     symmetry: str | None = None
+    references: bool = False
+
+    @property
+    def version(self) -> int:
+        """The version of the format."""
+        return REFERENCES_VERSION if self.references else VERSION
 
     def to_json(self) -> Document:
         """The content of zoo.json."""
-        return {
+        content: Document = {
             "format": FORMAT,
-            "version": VERSION,
+            "version": self.version,
             "name": self.name,
             "architecture": self.architecture,
             "symmetry": self.symmetry,
         }
+        return {**content, "references": True} if self.references else content
 
     @classmethod
     def from_json(cls, content: Document, *, location: str) -> "Identity":
@@ -211,17 +219,21 @@ class Identity:
         if content.get("format") != FORMAT:
             got = repr(content.get("format"))
             raise IntegrityError(Problem(location, "format", repr(FORMAT), got, "This is not a zoo."))
-        if content.get("version") != VERSION:
-            got, step = repr(content.get("version")), "Upgrade ckptzoo to read it."
-            raise IntegrityError(Problem(location, "format version", str(VERSION), got, step))
+        version = content.get("version")
+        if type(version) is not int or version not in (VERSION, REFERENCES_VERSION):
+            expected, step = f"{VERSION} or {REFERENCES_VERSION}", "Upgrade ckptzoo to read it."
+            raise IntegrityError(Problem(location, "format version", expected, repr(version), step))
+        references = version == REFERENCES_VERSION
         name, architecture, symmetry = (content.get(key) for key in ("name", "architecture", "symmetry"))
         if (
             not isinstance(name, str)
             or not isinstance(architecture, str)
             or not (symmetry is None or isinstance(symmetry, str))
+            or (references and content.get("references") is not True)
             # further fields would be those of a later version
-            or len(content) != 5
+            or len(content) != (6 if references else 5)
         ):
-            expected, got = "format, version, name, architecture, symmetry", ", ".join(sorted(content))
+            expected = "format, version, name, architecture, symmetry" + (", references" if references else "")
+            got = ", ".join(sorted(content))
             raise IntegrityError(Problem(location, "fields", expected, got, "Fetch the file again."))
-        return cls(name, architecture, symmetry)
+        return cls(name, architecture, symmetry, references)

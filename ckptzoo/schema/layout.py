@@ -8,6 +8,8 @@ from ckptzoo.errors import Problem, ZooError
 
 FORMAT = "ckptzoo"
 VERSION = 1
+REFERENCES_VERSION = 2
+"""The version of a zoo whose raw weights lie in files of others, so that earlier readers refuse it."""
 
 ZOO = "zoo.json"
 ARCHITECTURE = "architecture.json"
@@ -27,6 +29,8 @@ EXPLORER = f"{PAGES}/explorer.html"
 """The file of the page that shows a zoo."""
 METADATA = "metadata.parquet"
 INDEX = "index.parquet"
+REFERENCES = "references.parquet"
+"""In a raw part without shards: where its weights are in files of others."""
 
 GaugeName = Literal["canonical", "first-weight", "unit-norm", "unit-std", "min-mass"]
 """The gauges of ``ckptzoo.symmetry``, which is tested to have these; also the names of the variants they make."""
@@ -38,7 +42,9 @@ RETRACTED = "retracted"
 """The derived tree of tombstones."""
 MEASURED = "measured"
 """The derived tree of figures that were measured later."""
-ROWS_ALONE = (RETRACTED, MEASURED)
+DIGESTS = "digests"
+"""The derived tree of digests of weights that lie in files of others."""
+ROWS_ALONE = (RETRACTED, MEASURED, DIGESTS)
 """Derived trees without shards, in which a checkpoint may have several rows."""
 PREDICTIONS = "predictions"
 """The prefix of the names of derived trees of predictions; also the stem of their shards."""

@@ -113,6 +113,15 @@ MEASURED_COLUMNS = (
 )  # fmt: skip
 """Every column of figures that were measured when their checkpoints were in the zoo already."""
 
+DIGEST_COLUMNS = (
+    Column("id", "string", "the checkpoint"),
+    Column("unit", "string", "digest of the raw part that refers to its weights"),
+    Column("created", "timestamp", "when they were read, UTC"),
+    Column("blocks", "string", "the hexadecimal sha256 of each block of its weights, one behind the other"),
+    Column("finite", "bool", "as in a raw part"),
+)  # fmt: skip
+"""Every column of the digests of weights that lie in files of others."""
+
 FIGURES = tuple(column.name for column in MEASURED_COLUMNS[4:])
 """The columns that fill those of other parts."""
 
@@ -125,6 +134,7 @@ KINDS = {
     "retracted": RETRACTED_COLUMNS,
     "predictions": PREDICTION_COLUMNS,
     "measured": MEASURED_COLUMNS,
+    "digests": DIGEST_COLUMNS,
 }
 """The kinds of parts, and the columns of their rows. Columns are only ever added at the end."""
 
@@ -145,7 +155,7 @@ def columns_of(kind: str, *, matrices: bool) -> tuple[Column, ...]:
 
 _FRACTIONS = tuple(column.name for column in COLUMNS if column.name.endswith("_accuracy"))
 
-LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3, "measured": 12}
+LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3, "measured": 12, "digests": 5}
 """The number of its kind's columns that every file has: those of the first release; others may be lacking, and null."""
 
 

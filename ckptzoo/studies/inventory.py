@@ -16,6 +16,7 @@ from rich.table import Table
 from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, columns, facts, say
 from ckptzoo.errors import AbsentError, IntegrityError
+from ckptzoo.format.digests import ReferenceSummary, reference_summary
 from ckptzoo.format.reader import Contents, zoo_folders
 from ckptzoo.format.table import array_of, filled_with
 from ckptzoo.format.tree import Tree, places_of
@@ -91,7 +92,8 @@ class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
     values of the columns in ``ORIGIN``, with the number of checkpoints that have each, and ``untold`` the number
     without one: the zoo's page says what holds for these where licence or contributor is lacking. ``groups`` are the
     symmetries of each group of channels. ``columns`` are those in which some checkpoint of the selection has a value,
-    and ``extra.<key>`` for what is within the column ``extra``. ``waiting`` counts checkpoints that were recorded into
+    and ``extra.<key>`` for what is within the column ``extra``. ``references`` is what the zoo refers to, None of one
+    that holds its weights. ``waiting`` counts checkpoints that were recorded into
     the folder and not gathered yet.
     """
 
@@ -117,6 +119,7 @@ class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
     draws: tuple[MethodDraws, ...] = ()
     columns: tuple[str, ...] = ()
     stated: int = 0
+    references: ReferenceSummary | None = None
     waiting: int = 0
 
     @property
@@ -172,6 +175,7 @@ class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
             ("architecture", f"{self.architecture}: {self.parameters:,} parameters in {layers}"),
             ("checkpoints", f"{self.checkpoints:,}{of_total} ({', '.join(counts)})"),
             *(("draws" if not at else "", _drawn(item)) for at, item in enumerate(self.draws)),
+            *([] if self.references is None else [("references", str(self.references))]),
             ("size", f"{size(self.nbytes)} ({f'{_WHOLE}; ' if self._selected else ''}{per})"),
         ]
         if (spread := self.test_accuracy) is not None:
@@ -307,6 +311,7 @@ def inventory(zoo: Zoo) -> Inventory:
         draws=draws_by_method(pa.concat_tables(rows.draws)) if rows.draws else (),
         columns=tuple(rows.filled()),
         stated=stated,
+        references=reference_summary(contents),
         waiting=waiting_units(Path(zoo.address)) if Path(zoo.address).is_dir() else 0,
     )
 

@@ -31,6 +31,7 @@ from tests.support.checkpoint_files import call, text, written
 from tests.support.container_files import (
     FORMS,
     PACKERS,
+    gguf_file,
     hdf5_file,
     joblib_file,
     tar_file,
@@ -67,6 +68,33 @@ def check_refused(cases: dict[str, tuple[bytes, str]]) -> None:
 def array(shape: object, dtype: object = "float32", data: object = bytes(16), code: int = 1) -> bytes:
     """A mapping with one array of Flax, as its parts say."""
     return b"\x81\xa1w" + msgpack.packb(msgpack.ExtType(code, msgpack.packb((shape, dtype, data))))
+
+
+def test_gguf_that_lies_is_cut_or_is_quantised() -> None:
+    sound = gguf_file(network(0))
+    names = list(network(0))
+    cases = {
+        "quantised": (gguf_file(network(0), kinds={names[0]: 2}), "quantised numbers (type 2)"),
+        "version": (sound.replace(b"GGUF\x03", b"GGUF\x09", 1), "version of GGUF"),
+        "tensors": (sound[:8] + b"\xff" * 8 + sound[16:], "at most"),
+        "pairs": (sound[:16] + b"\xff" * 8 + sound[24:], "at most"),
+        "long text": (sound[:24] + b"\xff" * 7 + b"\x00" + sound[32:], "header"),
+        "alignment": (sound.replace(b"alignment\x04\0\0\0\x20\0\0\0", b"alignment\x04\0\0\0\0\0\0\0"), "alignment"),
+        "huge": (
+            sound.replace(b"0.weight\x02\0\0\0\x04\0\0\0\0\0\0\0", b"0.weight\x02\0\0\0" + b"\xff" * 8),
+            "a size that",
+        ),
+        "cut": (sound[:-40], "within the file"),
+    }
+    check_refused(cases)
+    # no beginning of a file is read as one, and nothing but an error comes of a changed byte
+    draw = random.Random(0)
+    changed = {f"cut {at}": sound[:at] for at in draw.sample(range(4, len(sound) - 32), examples(60, 8))}
+    for number in range(examples(300, 12)):
+        at = draw.randrange(4, 400)
+        changed[f"byte {number}"] = sound[:at] + bytes([draw.randrange(256)]) + sound[at + 1 :]
+    for name, answer in answers(changed):
+        assert isinstance(answer, IntegrityError if name.startswith("cut") else IntegrityError | list), name
 
 
 def test_msgpack_that_lies_or_nests(tmp_path: Path) -> None:

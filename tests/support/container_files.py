@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -89,6 +90,28 @@ def tar_file(members: Mapping[str, bytes], mode: str = "w") -> bytes:
     return out.getvalue()
 
 
+def gguf_file(state: Network, *, kinds: Mapping[str, int] | None = None, alignment: int = 32) -> bytes:
+    """As llama.cpp writes it, with two settings; ``kinds`` are numbers of types other than the arrays' own."""
+    numbers = {"float32": 0, "float16": 1, "float64": 28, "int8": 24, "int32": 26, "int64": 27, "bfloat16": 30}
+
+    def text(word: str) -> bytes:
+        return struct.pack("<Q", len(word.encode())) + word.encode()
+
+    out = b"GGUF" + struct.pack("<IQQ", 3, len(state), 4)
+    out += text("general.name") + struct.pack("<I", 8) + text("tiny")
+    out += text("general.alignment") + struct.pack("<II", 4, alignment)
+    out += text("tiny.rate") + struct.pack("<If", 6, 0.5)
+    out += text("tokens") + struct.pack("<IIQ", 9, 8, 2) + text("a") + text("b")
+    data = b""
+    for name, array in state.items():
+        kind = (kinds or {}).get(name, numbers[array.dtype.name])
+        out += text(name) + struct.pack("<I", array.ndim) + struct.pack(f"<{array.ndim}Q", *array.shape[::-1])
+        out += struct.pack("<IQ", kind, len(data))
+        data += array.tobytes()
+        data += bytes(-len(data) % alignment)
+    return out + bytes(-len(out) % alignment) + data
+
+
 FORMS: dict[str, Callable[[Network], bytes]] = {
     ".pt": torch_file,
     ".pth.tar": lambda state: torch_file(state, epoch=3),
@@ -97,6 +120,7 @@ FORMS: dict[str, Callable[[Network], bytes]] = {
     ".safetensors": lambda state: save({name: np.ascontiguousarray(array) for name, array in state.items()}),
     ".npz": npz_file,
     ".h5": arrays_in_hdf5,
+    ".gguf": gguf_file,
     ".msgpack": lambda state: flax_file(dict(state)),
     ".joblib": lambda state: joblib_file(dict(state)),
     ".pkl": lambda state: joblib_file(dict(state), protocol=2),

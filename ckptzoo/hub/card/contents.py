@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from ckptzoo.format.digests import reference_summary
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.hub.card.markdown import code, fenced, folded, listed, table
 from ckptzoo.loader.selection import draws_by_method
@@ -65,6 +66,9 @@ def overview(zoo: Zoo, card: Card) -> str:
     size_facts = [size(total) + as_trained]
     size_facts += [f"{size(arch.nbytes)} a checkpoint"] if without_raw < len(zoo) or not len(zoo) else []
     size_facts += [_not_held(zoo)] if without_raw else []
+    if (summary := reference_summary(zoo.contents)) is not None:
+        size_facts = [f"{size(summary.nbytes)} as trained, in {counted(summary.files, 'file')} that the zoo refers to"]
+        size_facts += [f"{size(total)} that were derived"] if total else []
     if trees:
         facts.append(("variants", listed(list(trees), limit=6)))
     if outputs:

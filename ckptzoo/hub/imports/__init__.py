@@ -1,6 +1,7 @@
 """Imports published zoos, in the formats of the literature and any other checkpoint files."""
 
 from ckptzoo.hub.imports.adapters import ADAPTERS, Options
+from ckptzoo.hub.imports.link import link_zoo
 from ckptzoo.hub.imports.plan import ImportPlan, PlannedFile, plan_import
 from ckptzoo.hub.imports.report import ImportResult
 from ckptzoo.hub.imports.run import import_zoo
@@ -15,5 +16,6 @@ __all__ = [
     "import_order",
     "import_split",
     "import_zoo",
+    "link_zoo",
     "plan_import",
 ]

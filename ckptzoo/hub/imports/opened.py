@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import IO, Any
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.hub.imports.mapped import MappedStream
 from ckptzoo.hub.imports.one_network import Related, may_be_related, related
 from ckptzoo.hub.imports.packed import ERRORS, PACKED, PACKED_SUFFIXES, unpacked
 from ckptzoo.hub.imports.sources import (
@@ -323,6 +324,8 @@ class OpenedSource(ImportSource):
                     wanted = {name: size for name, size in inside.items() if self._is_wanted(name, is_chosen=is_chosen)}
                     self._note_related(wanted, can_compare=False)
                 self._count(item, path)
+                if isinstance(stream, MappedStream) and not is_packed and item.start is not None:
+                    item = replace(item, open=partial(stream.member, item.start, item.size, item.path))
                 yield from self._files(item, f"{prefix}/{item.path}", depth + 1, is_chosen=is_chosen)
         except ZooError as error:
             self.broken.append((path, error))

@@ -4,14 +4,17 @@ Why a file is refused is worded in ``hub/untrusted`` (``state_dicts.py``, ``othe
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from io import BytesIO
+from typing import cast
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.adapters import FoundCheckpoints
+from ckptzoo.hub.imports.mapped import MappedFile
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES
 from ckptzoo.hub.untrusted.forms import read_form
-from ckptzoo.hub.untrusted.process import ReadingProcess
+from ckptzoo.hub.untrusted.process import Content, MappedContent, ReadingProcess
 from ckptzoo.hub.untrusted.protocol import Job
 from ckptzoo.hub.untrusted.safetensors import read_state_dict
 
@@ -36,18 +39,34 @@ class Reader:
     def read(self, files: Sequence[Contents]) -> list[States | ZooError]:
         """Return the state dicts of every file, or its error; those of shards put together."""
         made: list[list[States | ZooError]] = [[] for _ in files]
-        jobs: list[tuple[list[States | ZooError], str, Job, bytes]] = []
+        jobs: list[tuple[list[States | ZooError], str, Job, Content]] = []
         for (file, contents), parts in zip(files, made, strict=True):
             location, name = f"{self._address}: {file.path}", file.path.rpartition("/")[2]
             for data in contents:
                 try:
-                    form = read_form(data[:HEAD_BYTES], name, location=location)
+                    form = read_form(bytes(data[:HEAD_BYTES]), name, location=location)
                     self.forms[form.words] = self.forms.get(form.words, 0) + 1
                     # JSON and plain numbers: nothing in it needs the process that reads what may be hostile
                     if form.name == "safetensors":
-                        parts.append([read_state_dict(BytesIO(data), location, name, Limits(), with_moments=True)])
+                        parts.append(
+                            [
+                                read_state_dict(
+                                    data if isinstance(data, memoryview) else BytesIO(data),
+                                    location,
+                                    name,
+                                    Limits(),
+                                    with_moments=True,
+                                )
+                            ]
+                        )
                     else:
-                        jobs.append((parts, name, Job(location, form.name, len(data), strict=False), data))
+                        job = Job(location, form.name, len(data), strict=False)
+                        content: Content = data
+                        if isinstance(data, memoryview):
+                            file = cast(MappedFile, data.obj)
+                            job = replace(job, mapped=True, base=file.offset_of(data))
+                            content = MappedContent(data, file.reopen)
+                        jobs.append((parts, name, job, content))
                 except ZooError as error:
                     parts.append(error)
         if jobs:

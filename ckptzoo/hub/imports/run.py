@@ -41,6 +41,7 @@ from ckptzoo.hub.imports.report import LEFT_OUT, ImportResult, passed_over_files
 from ckptzoo.hub.imports.same_architecture import Saved
 from ckptzoo.hub.imports.same_source import file_unit, label_of, unit_with
 from ckptzoo.hub.imports.source_lists import open_sources
+from ckptzoo.hub.imports.sources import ImportSource
 from ckptzoo.hub.imports.target import Declaration, NewCheckpoint, TargetZoos, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
@@ -146,32 +147,75 @@ def import_zoo(
     >>> done.adapter, done.added
     ('files', 1)
     """
+    return bring(
+        open_sources(source, endpoint=endpoint, token=token),
+        to,
+        adapter=adapter,
+        names=names,
+        arch=arch,
+        module=module,
+        input_shape=input_shape,
+        split_by=split_by,
+        skip_bad=skip_bad,
+        include=include,
+        exclude=exclude,
+        license=license,
+        dataset=dataset,
+        scaling=scaling,
+        options=options,
+        progress=progress,
+    )
+
+
+def bring(
+    source: ImportSource,
+    to: str | Path,
+    *,
+    target: Callable[..., TargetZoos] = TargetZoos,
+    importer: "type[Importer] | None" = None,
+    adapter: str,
+    names: Mapping[str, str] | str | None,
+    arch: str | None,
+    module: str | Factory | Sequence[str | Factory] | None,
+    input_shape: Sequence[int] | None,
+    split_by: str | None,
+    skip_bad: bool,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    license: str | None,
+    dataset: str | None,
+    scaling: tuple[Sequence[float], Sequence[float]] | None,
+    options: Options | None,
+    progress: Progress | None,
+) -> ImportResult:
+    """Bring the checkpoints of an open source into a zoo, as ``import_zoo``, by the classes that do it."""
     start = time.monotonic()
     folder = Path(to).absolute()
-    opened = OpenedSource(open_sources(source, endpoint=endpoint, token=token), include, exclude)
+    opened = OpenedSource(source, include, exclude)
     check_folder(folder)
     chosen, options = chosen_adapter(opened, adapter), options or Options()
     check_options(chosen.name, options)
     license = licence_of(opened.address, chosen, license)
     shape = None if input_shape is None else tuple(input_shape)
     declaration = Declaration(folder.name, names or {}, arch, shape, _tracer(module), license, dataset)
-    target = TargetZoos(folder, declaration, by_order=chosen.by_order)
+    zoos = target(folder, declaration, by_order=chosen.by_order)
     defaults: Row = {"license": license} | ({"dataset": dataset} if dataset is not None else {})
     if scaling is not None:
         _check_scaling(scaling)
     known: dict[str, Any] = {} if scaling is None else {"mean": list(scaling[0]), "std": list(scaling[1])}
     if known:
         defaults["extra"] = known
-    importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
-    importer.run(options, progress)
-    importer.note_unclear_runs()
-    target.note_unused_names()
-    if target.has_several:
+    run = (importer or Importer)(opened, chosen, zoos, defaults, split_by, skip_bad=skip_bad)
+    run.run(options, progress)
+    run.note_unclear_runs()
+    zoos.note_unused_names()
+    zoos.end(run.label)
+    if zoos.has_several:
         ckptzoo.write_collection(folder)
     result = ImportResult(
-        str(to), opened.address, chosen.name, target.zoos, importer.added, importer.present, tuple(importer.skipped),
-        importer.passed_over, {first: tuple(others) for first, others in importer.repeated.items()},
-        {**target.notes, **importer.notes}, dict(importer.reader.forms),
+        str(to), opened.address, chosen.name, zoos.zoos, run.added, run.present, tuple(run.skipped),
+        run.passed_over, {first: tuple(others) for first, others in run.repeated.items()},
+        {**zoos.notes, **run.notes}, dict(run.reader.forms),
         time.monotonic() - start, opened.nbytes,
     )  # fmt: skip
     if skip_bad:
@@ -250,8 +294,16 @@ class _Batch:
     ends_member: bool = False
 
 
-class _Importer:
-    """Collects a batch in one thread while the last one is read in another and the one before it added in a third."""
+class Importer:
+    """The checkpoints of a source on their way into zoos.
+
+    Collects a batch in one thread while the last one is read in another and the one before it added in a third.
+    """
+
+    @property
+    def most(self) -> tuple[int, float]:
+        """The number of files, and of their bytes, that are read together."""
+        return BATCH_FILES, BATCH_BYTES
 
     def __init__(
         self,
@@ -342,7 +394,8 @@ class _Importer:
             self.present += 1
             return
         batch = self._batch
-        if batch.found and (len(batch.found) >= BATCH_FILES or batch.nbytes + entry.size > BATCH_BYTES):
+        most_files, most_bytes = self.most
+        if batch.found and (len(batch.found) >= most_files or batch.nbytes + entry.size > most_bytes):
             batch.ends_member = entry.member != batch.found[-1][0][0].member or bool(entry.id)
             self._submit()
         try:
@@ -563,9 +616,10 @@ class _Importer:
         added = self.target.add([item for _, item in checkpoints], refuse if self.skip_bad else None)
         self.added += len(added)
         for item in added:
-            self._note_repeated(_digest(item.saved.tensors.values()), item.row["id"])
+            self._note_repeated(item.saved.tensors.values(), item.row["id"])
 
-    def _note_repeated(self, digest: bytes, name: str) -> None:
+    def _note_repeated(self, tensors: Iterable[NDArray[Any]], name: str) -> None:
+        digest = _digest(tensors)
         first = self._first_ids.setdefault(digest, name)
         if first != name:
             self.repeated.setdefault(first, []).append(name)
@@ -597,7 +651,7 @@ class _Importer:
             tensors = {name: array[kept] for name, array in tensors.items()}
         self.target.add_stacked(tensors, rows, self._label(rows[0], arrays.path))
         for number, row in enumerate(rows):
-            self._note_repeated(_digest(array[number] for array in tensors.values()), row["id"])
+            self._note_repeated((array[number] for array in tensors.values()), row["id"])
         self.added += len(rows)
         self.target.end_member()
 

@@ -46,7 +46,8 @@ class SourceFile:
 
     In archives that are read in order ``open`` works only until the next file is asked for. ``fetch`` returns the bytes
     from one offset to another without reading others, None where that is not possible; ``digest`` is that of the whole
-    file where the hub says it, as in ``FileEntry``.
+    file where the hub says it, as in ``FileEntry``. ``start`` is the first byte of a member of a tar archive there,
+    unpacked; None of other files.
     """
 
     path: str
@@ -54,6 +55,7 @@ class SourceFile:
     open: Callable[[], IO[bytes]] = field(repr=False)
     fetch: Callable[[int, int], bytes] | None = field(default=None, repr=False)
     digest: str | None = None
+    start: int | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -352,7 +354,7 @@ def tar_files(stream: IO[bytes], consumed: Callable[[], int], location: str) -> 
             step = "Repack it with the files themselves: tar --dereference, without --sparse."
             _refuse(location, f"member {excerpt(path)!r}", "a file", member.kind, step)
         paths.add(path, position)
-        yield SourceFile(path, member.size, partial(io.BufferedReader, member))
+        yield SourceFile(path, member.size, partial(io.BufferedReader, member), start=member.end - member.size)
 
 
 class _ZipBytes:

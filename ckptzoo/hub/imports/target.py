@@ -19,7 +19,8 @@ from ckptzoo import archs
 from ckptzoo.errors import Problem, SpecError, ZooError
 from ckptzoo.format import durable
 from ckptzoo.format.files import Folder
-from ckptzoo.format.reader import read_documents
+from ckptzoo.format.reader import read_contents, read_documents
+from ckptzoo.format.references import require_kind
 from ckptzoo.format.writer import Writer
 from ckptzoo.hub.contributions.matching import match_names, rename
 from ckptzoo.hub.imports.adapters.adapter import Picked, identifier
@@ -40,6 +41,7 @@ from ckptzoo.hub.imports.same_architecture import (
     table_without_wrappers,
     widest,
 )
+from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import ITEMSIZE, TENSOR_NAME, Architecture, Tensor
 from ckptzoo.schema.card import Card
@@ -92,7 +94,7 @@ class NewCheckpoint:
 
 
 @dataclass
-class _Zoo:
+class OpenZoo:
     """One zoo that is written: its folder and architecture, and the writer while it is open."""
 
     path: Path
@@ -114,25 +116,30 @@ class TargetZoos:
     ``by_order`` names may differ where the order and all shapes agree.
     """
 
+    refers = False
+    """Whether the zoos refer to files."""
+
     def __init__(self, folder: Path, declaration: Declaration, *, by_order: bool) -> None:
         self.folder, self.declaration, self.by_order = folder, declaration, by_order
         self.notes: dict[str, int] = {}
         table = {} if isinstance(declaration.names, str) else declaration.names
         self._table = table_without_wrappers(table)
         self._unused = set(self._table)
-        self._zoos: list[_Zoo] = []
-        self._places: dict[_Key, list[tuple[_Zoo, Fit]]] = {}
+        self._zoos: list[OpenZoo] = []
+        self._places: dict[_Key, list[tuple[OpenZoo, Fit]]] = {}
         self._finish_move()
         self.units: set[str] = set()
         self.sources: set[str] = set()
         self._sources: dict[str, set[str]] = {}
         self.ids: dict[str, str] = {}
-        self._rows: dict[str, tuple[_Zoo, str]] = {}
+        self._rows: dict[str, tuple[OpenZoo, str]] = {}
         for path in self._paths():
-            _, arch, _ = read_documents(Folder(path))
-            self._zoos.append(_Zoo(path, arch, "" if path == folder else path.name))
-            rows = ckptzoo.open(path).metadata
-            columns = [rows[name].to_pylist() for name in ("unit", "id", "member", "source")]
+            identity, arch, _ = read_documents(Folder(path))
+            require_kind(identity, str(path), references=self.refers)
+            self._zoos.append(OpenZoo(path, arch, "" if path == folder else path.name))
+            # with those that were retracted, which are there too
+            rows = read_contents(Folder(path)).raw.rows.select(names := ["unit", "id", "member", "source"])
+            columns = [rows[name].to_pylist() for name in names]
             for unit, id, member, source in zip(*columns, strict=True):
                 self.sources.add(source or "")
                 self.ids[id] = source or ""
@@ -167,7 +174,7 @@ class TargetZoos:
         added; without it the first one raises: ``SpecError`` where names do not fit the zoo of this architecture.
         """
         usable: list[tuple[NewCheckpoint, Saved]] = []
-        groups: dict[int, list[tuple[Tensors, Row]]] = {}
+        groups: dict[int, list[tuple[Any, Row]]] = {}
         added: list[NewCheckpoint] = []
         failed: tuple[NewCheckpoint, ZooError] | None = None
         for item in checkpoints:
@@ -181,16 +188,17 @@ class TargetZoos:
         for number, (item, saved) in enumerate(usable):
             try:
                 zoo, fitted = self._place(item, saved, usable[number + 1 :])
+                tensors, facts = in_architecture(saved.tensors, fitted, zoo.arch)
+                prepared = self._prepared(zoo, tensors, item.row)
             except ZooError as error:
                 if refuse is None:
                     failed = item, error
                     break
                 refuse(item, error)
                 continue
-            tensors, facts = in_architecture(saved.tensors, fitted, zoo.arch)
             if facts:
                 item.row["extra"] = merged(item.row.get("extra", {}), facts)
-            groups.setdefault(self._zoos.index(zoo), []).append((tensors, item.row))
+            groups.setdefault(self._zoos.index(zoo), []).append((prepared, item.row))
             added.append(item)
         # a file is added whole or not at all: what the zoo has of it is not read again
         file = "" if failed is None else unit_of_file(failed[0].row)
@@ -198,8 +206,7 @@ class TargetZoos:
             items = [(tensors, row) for tensors, row in items if failed is None or unit_of_file(row) != file]
             zoo = self._zoos[number]
             if items:
-                stacked = {name: _stacked([tensors[name] for tensors, _ in items]) for name in zoo.arch.names}
-                self._write(zoo, stacked, [row for _, row in items])
+                self._write_several(zoo, [tensors for tensors, _ in items], [row for _, row in items])
         if failed is not None:
             raise failed[1]
         return added
@@ -208,7 +215,7 @@ class TargetZoos:
         """Return the repositories of hubs that a source of the zoo comes from."""
         names: set[str] = set()
         for zoo in self._older:
-            rows = ckptzoo.open(zoo.path).metadata
+            rows = read_contents(Folder(zoo.path)).raw.rows.select(["source", "extra"])
             for name, extra in zip(rows["source"].to_pylist(), rows["extra"].to_pylist(), strict=True):
                 if name == source and extra is not None and "repository" in extra:
                     names.add((parse_extra(extra) or {}).get("repository", ""))
@@ -229,7 +236,8 @@ class TargetZoos:
         if match is None:
             return False
         tensors, _ = in_architecture(saved.tensors, match[1], zoo.arch)
-        stored = ckptzoo.open(zoo.path).checkpoint(id)
+        contents = read_contents(Folder(zoo.path))
+        stored = Zoo(contents, {}, np.arange(len(contents.raw.rows))).checkpoint(id)
         # by bytes, because NaN differs from itself
         return all(np.ascontiguousarray(array).tobytes() == stored[name].tobytes() for name, array in tensors.items())
 
@@ -254,7 +262,7 @@ class TargetZoos:
         if changed.tensors is not saved.tensors:
             facts = dict(changed.facts)
             if changed.masks:
-                facts["pruning"] = write_masks(self.masks, changed.masks)
+                facts["pruning"] = self._write_masks(changed.masks, row["id"])
             for note in changed.notes:
                 self._note(note)
             row["extra"] = merged(row.get("extra", {}), facts)
@@ -291,12 +299,15 @@ class TargetZoos:
         """Publish the parts that are large or old enough, now that a member has ended."""
         for zoo in self._zoos:
             if zoo.nbytes >= PART_BYTES or (zoo.nbytes and time.monotonic() - zoo.since >= PART_SECONDS):
-                _commit(zoo)
+                commit_zoo(zoo)
 
     def commit(self) -> None:
         """Publish everything that was added."""
         for zoo in self._zoos:
-            _commit(zoo)
+            commit_zoo(zoo)
+
+    def end(self, label: str) -> None:
+        """Do what is to be done once the source of a name has been brought."""
 
     def discard(self) -> None:
         """Forget what was added and not published."""
@@ -305,19 +316,40 @@ class TargetZoos:
                 zoo.writer.discard()
                 zoo.writer = None
 
-    def _write(self, zoo: _Zoo, stacked: Tensors, rows: Sequence[Row]) -> None:
+    def _prepared(self, zoo: OpenZoo, tensors: Tensors, row: Row) -> Any:
+        """Return what is written of a checkpoint; raise ``SpecError`` where it cannot be."""
+        return tensors
+
+    def _write_several(self, zoo: OpenZoo, several: Sequence[Any], rows: Sequence[Row]) -> None:
+        """Write checkpoints that were prepared one by one."""
+        self._write(zoo, {name: _stacked([tensors[name] for tensors in several]) for name in zoo.arch.names}, rows)
+
+    def _writer(self, zoo: OpenZoo) -> Writer:
+        """Return the writer of a zoo, which is opened where it is not."""
         if zoo.writer is None:
             opened = [other for other in self._zoos if other.writer is not None]
             if len(opened) >= MAX_OPEN:
-                _commit(min(opened, key=lambda other: other.since))
-            zoo.writer, zoo.since = ckptzoo.append(zoo.path), time.monotonic()
-        zoo.writer.add(stacked, rows)
+                commit_zoo(min(opened, key=lambda other: other.since))
+            zoo.writer, zoo.since = self._open_writer(zoo), time.monotonic()
+        return zoo.writer
+
+    def _open_writer(self, zoo: OpenZoo) -> Writer:
+        return ckptzoo.append(zoo.path)
+
+    def _create(self, path: Path, arch: Architecture, card: Card, symmetry: Symmetry | None) -> None:
+        ckptzoo.create(path, arch=arch, card=card, symmetry=symmetry)
+
+    def _write_masks(self, masks: Tensors, location: str) -> dict[str, Any]:
+        return write_masks(self.masks, masks)
+
+    def _write(self, zoo: OpenZoo, stacked: Tensors, rows: Sequence[Row]) -> None:
+        self._writer(zoo).add(stacked, rows)
         zoo.nbytes += sum(array.nbytes for array in stacked.values())
         zoo.added += len(rows)
 
     def _place(
         self, item: NewCheckpoint, saved: Saved, later: Sequence[tuple[NewCheckpoint, Saved]]
-    ) -> tuple[_Zoo, Fit]:
+    ) -> tuple[OpenZoo, Fit]:
         """Return the zoo of a checkpoint, and its tensors there."""
         signature = signature_of(saved.tensors)
         matches = self._places.setdefault((signature, tuple(saved.ties.items()), item.label, item.gaussian), [])
@@ -335,8 +367,8 @@ class TargetZoos:
         return match
 
     def _find(
-        self, item: NewCheckpoint, saved: Saved, signature: Signature, zoos: Sequence[_Zoo] | None = None
-    ) -> tuple[_Zoo, Fit] | None:
+        self, item: NewCheckpoint, saved: Saved, signature: Signature, zoos: Sequence[OpenZoo] | None = None
+    ) -> tuple[OpenZoo, Fit] | None:
         """Find the zoo whose architecture a state dict has.
 
         Raises ``NamesError`` where shapes are those of a zoo in the same order, and names are not.
@@ -390,7 +422,7 @@ class TargetZoos:
             forward = f"gaussian-{declaration.forward}" if item.gaussian else declaration.forward
             arch, symmetry = archs.architecture(forward), archs.symmetry(forward)
             arch = _in_precision(arch, several)
-            if self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is None:
+            if self._find(item, saved, signature, [OpenZoo(self.folder, arch, item.label)]) is None:
                 self._refuse_misfit(saved, arch, location)
         elif item.arch is not None and self._fits(item, saved, signature, item.arch):
             arch = _in_own_precisions(item.arch, several)
@@ -409,13 +441,13 @@ class TargetZoos:
         card = Card(
             path.name if label else declaration.name, license=declaration.license, dataset=declaration.dataset or ""
         )
-        ckptzoo.create(path, arch=arch, card=card, symmetry=symmetry)
-        self._zoos.append(_Zoo(path, arch, label))
+        self._create(path, arch, card, symmetry)
+        self._zoos.append(OpenZoo(path, arch, label))
 
     def _fits(self, item: NewCheckpoint, saved: Saved, signature: Signature, arch: Architecture) -> bool:
         """Tell whether a checkpoint is of the architecture that its file names."""
         try:
-            return self._find(item, saved, signature, [_Zoo(self.folder, arch, item.label)]) is not None
+            return self._find(item, saved, signature, [OpenZoo(self.folder, arch, item.label)]) is not None
         except ZooError:
             return False
 
@@ -479,7 +511,8 @@ def _label_of(arch: Architecture) -> str:
     return f"arch-{sha256(canonical({'tensors': kinds})).hexdigest()[:8]}"
 
 
-def _commit(zoo: _Zoo) -> None:
+def commit_zoo(zoo: OpenZoo) -> None:
+    """Publish what was added to a zoo as a part."""
     if zoo.writer is not None:
         zoo.writer.commit()
     zoo.writer, zoo.nbytes = None, 0

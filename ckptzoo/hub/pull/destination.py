@@ -9,14 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format.durable import TEMPORARY, sync, write_file
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part
-from ckptzoo.format.reader import read_trees
-from ckptzoo.format.tree import Tree, empty_tree
+from ckptzoo.format.reader import Contents, read_trees
+from ckptzoo.format.tree import Tree, empty_tree, places_of
 from ckptzoo.hub.pull.selection import describe
 from ckptzoo.remote.cache import Cache
 from ckptzoo.schema import layout
@@ -169,6 +170,27 @@ class PulledParts:
             for part in tree.parts:
                 if isinstance(pulled := part.facts.get("pulled"), dict):
                     self.sources[name, str(pulled.get("part"))] = part
+
+    def find_copies(self, contents: Contents) -> None:
+        """Find the parts that are copies of those of a zoo which refers to files: their checkpoints are the same."""
+        if not contents.identity.references:
+            return
+        raw, copied, start = self.trees.get(PARTS, empty_tree()), dict[str, str](), 0
+        behind = np.cumsum([part.rows for part in contents.raw.parts])
+        for part in raw.parts:
+            # retracted checkpoints are left out of a copy, so that one of them may have been the first
+            first = raw.rows.take(["id"], np.arange(start, start + min(part.rows, 1)))["id"]
+            start += part.rows
+            for place in places_of(first, contents.ids).tolist():
+                if place >= 0 and "pulled" not in part.facts:
+                    source = contents.raw.parts[int(np.searchsorted(behind, place, side="right"))]
+                    self.sources[PARTS, source.digest], copied[part.digest] = part, source.digest
+        for name in contents.derived_parts:
+            path = f"{DERIVED}/{name}"
+            by_raw = {part.facts.get("raw"): part for part in contents.derived(name).parts}
+            for part in self.trees.get(path, empty_tree()).parts:
+                if (source := by_raw.get(copied.get(str(part.facts.get("raw"))))) is not None:
+                    self.sources[path, source.digest] = part
 
     def paths(self) -> set[str]:
         """Return the parts' folders, as paths from the zoo's."""

@@ -32,7 +32,7 @@ from ckptzoo.hub.pull.destination import (
     require_disk_space,
 )
 from ckptzoo.hub.pull.page import read_card_files, read_existing, write_card_files, write_if_changed
-from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection
+from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection, refuse_references
 from ckptzoo.hub.pull.splits import read_splits, write_splits
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.remote import Remote
@@ -60,6 +60,7 @@ def mirror(
 ) -> tuple[list[str], int, int]:
     """Copy what the folder lacks; return the parts that came, how many were there, and the bytes fetched."""
     identity, _, _ = read_documents(files)
+    refuse_references(identity, files.name)
     trees = list_trees(files)
     known = [name.partition("/")[2] for name in trees if name not in (layout.PARTS, *_ROWS_ALONE)]
     named = {name: layout.set_name(name) for name in known}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ckptzoo.errors import SpecError
 from ckptzoo.format.durable import write_file
-from ckptzoo.format.files import Files
+from ckptzoo.format.files import Files, Folder
 from ckptzoo.hub.card import card_of, readme
 from ckptzoo.hub.card.explorer import read_explorer
 from ckptzoo.hub.card.markdown import code
@@ -53,7 +53,7 @@ def read_card_files(files: Files) -> dict[str, bytes]:
 
 
 def write_card_files(
-    files: RemoteFiles, card_files: dict[str, bytes], root: Path, selection: PullSelection, *, checkpoints: int
+    files: RemoteFiles | Folder, card_files: dict[str, bytes], root: Path, selection: PullSelection, *, checkpoints: int
 ) -> None:
     """Write what ``read_card_files`` read; a part of a zoo gets a README.md of its own, with the number of
     ``checkpoints`` that it was selected from.
@@ -64,17 +64,26 @@ def write_card_files(
             write_if_changed(root / name, data)
     if not selection.is_everything:
         original = card_files.get(layout.README, b"")
-        data = subset_readme(root, original, files.remote, selection.to_json(), checkpoints=checkpoints)
+        source = (files.name, "") if isinstance(files, Folder) else _address(files.remote)
+        data = subset_readme(root, original, source, selection.to_json(), checkpoints=checkpoints)
         write_if_changed(root / layout.README, data)
     elif layout.README in card_files:
         write_if_changed(root / layout.README, card_files[layout.README])
 
 
-def subset_readme(root: Path, original: bytes, remote: Remote, selection: Document, *, checkpoints: int) -> bytes:
+def _address(remote: Remote) -> tuple[str, str]:
+    """Return what is shown of a zoo's address, and its revision; only the name of a folder of this machine."""
+    return Path(remote.name).name if isinstance(remote.store, FolderStore) else remote.name, remote.revision
+
+
+def subset_readme(
+    root: Path, original: bytes, source: tuple[str, str], selection: Document, *, checkpoints: int
+) -> bytes:
     """Write a README.md with a paragraph behind its front matter that says what was taken from where, and how.
 
     With a card.toml in ``root``, the part, it is made from that and from what the part holds, else from ``original``,
-    the README.md of the zoo that it was taken from. Only the name of ``remote`` is shown for a folder of this machine.
+    the README.md of the zoo that it was taken from. ``source`` is that zoo's address and revision, empty where it is
+    a folder that refers to files.
     ``checkpoints`` is the number that ``selection`` was made from.
     """
     with warnings.catch_warnings():
@@ -95,11 +104,12 @@ def subset_readme(root: Path, original: bytes, remote: Remote, selection: Docume
         for name in OPTIONS
         if (value := selection.get(name)) is not None
     ]
-    address = Path(remote.name).name if isinstance(remote.store, FolderStore) else remote.name
-    source = f"{code(address, escape=False)}, revision {code(remote.revision, escape=False)}"
+    address, revision = source
+    named = f"{code(address, escape=False)}" + (f", revision {code(revision, escape=False)}" if revision else "")
+    command = "pull" if revision else "materialize"
     notice = (
-        f"> This is a part of another zoo. `ckptzoo pull` took {len(zoo):,} of {checkpoints:,} checkpoints "
-        f"from {source}, with {'; '.join(options)}.{remark}"
+        f"> This is a part of another zoo. `ckptzoo {command}` took {len(zoo):,} of {checkpoints:,} checkpoints "
+        f"from {named}, with {'; '.join(options)}.{remark}"
     )
     front = match[0] if (match := _FRONT_MATTER.match(text)) else ""
     return f"{front}{notice}\n\n{text[len(front) :].lstrip()}".encode()

@@ -7,7 +7,7 @@ from typing import Any
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.schema.architecture import Architecture, Tensor
-from ckptzoo.schema.documents import Document
+from ckptzoo.schema.documents import Document, Identity
 from ckptzoo.schema.layout import RAW
 from ckptzoo.text import Progress
 
@@ -102,6 +102,13 @@ class PullSelection:
         # as it was before sets could be selected, so that an earlier pull is carried on
         sets = {} if self.predictions is None else {"predictions": list(self.predictions)}
         return {"variants": variants, "layers": layers, "where": where, **sets}
+
+
+def refuse_references(identity: Identity, location: str) -> None:
+    """Raise ``ZooError`` for a zoo that refers to files of another place, which are not fetched."""
+    if identity.references:
+        step = "Where the files are on this machine, copy their weights with ckptzoo materialize ZOO --to NEWZOO."
+        raise ZooError(Problem(location, "zoo to pull", "one that holds its weights", "one that refers to files", step))
 
 
 def describe(selection: Document) -> str:

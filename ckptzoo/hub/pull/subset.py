@@ -11,14 +11,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ckptzoo.errors import Problem, ZooError
+from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format import table
 from ckptzoo.format.checks import variant_dtype
+from ckptzoo.format.digests import check_part
 from ckptzoo.format.durable import write_file
+from ckptzoo.format.files import Folder
 from ckptzoo.format.part import Part, PartWriter
 from ckptzoo.format.predictions import DTYPE, LOGITS
 from ckptzoo.format.reader import read_contents
 from ckptzoo.format.tree import Tree, places_of
+from ckptzoo.format.writer import finite_rows
 from ckptzoo.hub.pull.destination import (
     BlockCache,
     PulledParts,
@@ -27,7 +30,7 @@ from ckptzoo.hub.pull.destination import (
     require_disk_space,
 )
 from ckptzoo.hub.pull.page import read_card_files, read_existing, write_card_files
-from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection
+from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection, refuse_references
 from ckptzoo.hub.pull.splits import read_splits, write_splits
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.selection import left_out, standing
@@ -48,28 +51,36 @@ CheckRows = Callable[[str, pa.Table], None]
 
 
 def extract(
-    files: RemoteFiles, selection: PullSelection, root: Path, progress: Progress | None
+    files: RemoteFiles | Folder, selection: PullSelection, root: Path, progress: Progress | None
 ) -> tuple[list[str], int, int]:
-    """Write what the folder lacks; return the parts that came, how many were there, and the bytes fetched."""
+    """Write what the folder lacks; return the parts that came, how many were there, and the bytes fetched.
+
+    Weights that lie in files of others are compared with the digests that they have, before their copies appear.
+    """
     zoo = _open_standing(files)
+    if isinstance(files, RemoteFiles):
+        refuse_references(zoo.contents.identity, files.name)
     writer = SubsetWriter(zoo if selection.where is None else zoo.where(selection.where), selection)
     identity, documents = Identity(zoo.name, writer.arch.digest), {layout.ARCHITECTURE: seal(writer.arch.to_json())}
     if writer.has_all_tensors:
         # as they are stored: a shape that was declared with the table is no part of the architecture's document
         identity, documents = zoo.contents.identity, read_existing(files, layout.DOCUMENTS)
+        identity = replace(identity, references=False)
     zoo_document = seal(identity.to_json())
     card_files, splits = read_card_files(files), read_splits(files, zoo.contents.identity)
     documents[layout.ZOO] = zoo_document  # last, because the folder is a zoo from then on
     stored_selection = {**selection.to_json(), "zoo": digest_of(zoo.contents.identity.to_json())}
     with locked_destination(root, zoo_document, stored_selection, partial=True) as destination:
-        remote = files.remote
-        shared = remote.cache
-        remote.cache = blocks = BlockCache(destination.blocks, shared, keeps=shared is not None)
+        shared, blocks = None, None
+        if isinstance(files, RemoteFiles):
+            shared = files.remote.cache
+            files.remote.cache = blocks = BlockCache(destination.blocks, shared, keeps=shared is not None)
         for name, data in documents.items():
             if not (root / name).exists():
                 write_file(root / name, data)
         write_splits(root, splits, identity)
         pulled = PulledParts(root)
+        pulled.find_copies(zoo.contents)
         written: list[str] = []
         todo = [
             [subset for subset in group if (subset.tree, subset.source.digest) not in pulled.sources]
@@ -86,18 +97,22 @@ def extract(
                     raw = None
                     if subset is not raw_subset:
                         raw = pulled.sources[layout.PARTS, raw_subset.source.digest].digest
+                    elif zoo.contents.identity.references:
+                        writer.require_sound(subset)
                     part = writer.write(subset, root, raw, check_rows=pulled.add, meter=meter)
                     pulled.sources[subset.tree, subset.source.digest] = part
                     written.append(part.path)
-                blocks.clear()
+                if blocks is not None:
+                    blocks.clear()
             if len(retractions := pulled.missing_retractions(zoo.contents.retracted)):
                 written.append(write_retractions(retractions, root, check_rows=pulled.add).path)
             write_card_files(files, card_files, root, selection, checkpoints=len(zoo))
         destination.remove_temporary()
-    return written, sum(map(len, writer.subsets)) - sum(map(len, todo)), blocks.fetched
+    fetched = sum(group_bytes) if blocks is None else blocks.fetched
+    return written, sum(map(len, writer.subsets)) - sum(map(len, todo)), fetched
 
 
-def _open_standing(files: RemoteFiles) -> Zoo:
+def _open_standing(files: RemoteFiles | Folder) -> Zoo:
     """Return the checkpoints that were not retracted; warn of those that were."""
     contents = read_contents(files)
     rows = standing(contents)
@@ -152,6 +167,8 @@ class SubsetWriter:
         tensors = selection.tensors(zoo.arch, location=zoo.address)
         self._has_all_tensors, self._includes_raw = len(tensors) == len(zoo.arch.tensors), selection.includes_raw
         self.arch = zoo.arch if self._has_all_tensors else Architecture(zoo.arch.name, tensors)
+        # all of a zoo that refers to files is no part of it: parts are as if the files had been imported
+        self._is_copy = zoo.contents.identity.references and selection.is_everything
         if not len(zoo):
             got = f"none where {selection.where}"
             raise ZooError(Problem(zoo.address, "checkpoints to pull", "some", got, "Ask for others."))
@@ -162,12 +179,30 @@ class SubsetWriter:
         """Whether every tensor is selected; then the table of symmetries and group elements are kept too."""
         return self._has_all_tensors
 
+    def require_sound(self, subset: PartSubset) -> None:
+        """Compare the weights of a raw part that lie in files of others with their digests.
+
+        Raises ``IntegrityError`` where they are others.
+        """
+        contents = self._contents
+        number = contents.raw.parts.index(subset.source)
+        start = sum(part.rows for part in contents.raw.parts[:number])
+        rows = None
+        if len(subset.places) < subset.source.rows or not self._has_all_tensors:
+            ids = pa.chunked_array([pa.array(self._zoo.take(subset.places).ids, pa.string())])
+            rows = places_of(ids, contents.ids) - start
+        tensors = [tensor.name for tensor in subset.weights]
+        if problems := check_part(contents, number, rows, tensors).problems:
+            raise IntegrityError(problems)
+
     def write(
         self, subset: PartSubset, root: Path, raw: str | None, *, check_rows: CheckRows, meter: ProgressMeter
     ) -> Part:
         """Write one part into the new zoo's folder; for a variant ``raw`` is the digest of its new raw part."""
         zoo = self._zoo.take(subset.places)
-        facts: Document = {**subset.source.facts, "pulled": {"zoo": zoo.name, "part": subset.source.digest}}
+        facts: Document = {name: value for name, value in subset.source.facts.items() if name != "references"}
+        if not self._is_copy:
+            facts["pulled"] = {"zoo": zoo.name, "part": subset.source.digest}
         kind = str(subset.source.facts["kind"])
         if raw is None:
             rows = zoo.metadata
@@ -196,7 +231,11 @@ class SubsetWriter:
         try:
             start, checkpoint_bytes = 0, subset.nbytes // len(subset.places)
             for arrays, count in _batches(zoo, subset):
-                writer.add(arrays, rows.slice(start, count).to_pylist())
+                listed = rows.slice(start, count).to_pylist()
+                if self._contents.identity.references and raw is None:
+                    finite = finite_rows(arrays[layout.RAW].values(), count)
+                    listed = [{**row, "finite": good} for row, good in zip(listed, finite.tolist(), strict=True)]
+                writer.add(arrays, listed)
                 meter.add(count * checkpoint_bytes)
                 start += count
             return writer.commit(root, refuse=lambda new_rows: check_rows(subset.tree, new_rows))

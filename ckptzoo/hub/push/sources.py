@@ -9,10 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format import limits
 from ckptzoo.format.files import DEREFERENCE, Folder, check_span, folders_of, leads_outside
 from ckptzoo.format.part import Part, read_rows
+from ckptzoo.format.reader import read_documents
 from ckptzoo.format.splits import split_names
 from ckptzoo.format.tree import Tree
 from ckptzoo.hub.card import card_in
@@ -63,9 +64,15 @@ def read_local(root: Path, trees: Mapping[str, Tree]) -> LocalZoo:
     """Read what a zoo's folder holds of these trees, which were checked.
 
     Shards are not read: their digests are those of the index. Raises ``SpecError`` where the card is not valid, the
-    folder lacks a picture that it names, or its explorer is too large.
+    folder lacks a picture that it names, or its explorer is too large; ``ZooError`` where its weights lie in files of
+    others.
     """
     files = Folder(root)
+    identity, _, _ = read_documents(files)
+    if identity.references:
+        expected, got = "a zoo that holds its weights", "one that refers to files of this machine"
+        step = f"Copy the weights into a zoo with ckptzoo materialize {root.name} --to NEWZOO, and push that."
+        raise ZooError(Problem(str(root), "a zoo to publish", expected, got, step))
     parts: list[LocalPart] = []
     for tree in trees.values():
         index = tree.blocks.select(["file", "tensor", "nbytes", "sha256", "part"])

@@ -1,11 +1,12 @@
 """Checks zip archives before anything is unpacked, and reads their members."""
 
+import io
 import struct
 import zipfile
 import zlib
 from dataclasses import dataclass
 from io import BytesIO
-from typing import IO, Literal, NoReturn
+from typing import IO, Any, Literal, NoReturn
 
 from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.limits import Limits
@@ -17,10 +18,40 @@ _LOCAL, _ENTRY, _END, _END64 = 30, 46, 22, 76
 and what is before that in zip64 (a record of 56 bytes and a locator of 20)."""
 _NAME_LENGTH = 26
 """The offset in a member's header of the lengths of its name and of the field after the name."""
+_SMALL = 2**16
+"""Bytes of a member of a mapped archive up to which its checksum is compared."""
 _ASIDE = frozenset(("", ".", ".."))
 """Parts that no path inside an archive has."""
 _UTF8, _ENCRYPTED = 0x800, 0x2041
 """Flags of a member: its name is UTF-8; bits 0, 6 and 13, each of which means that something is encrypted."""
+
+
+class View(io.RawIOBase):
+    """A stream of bytes in memory that are not copied."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data, self._at = data, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: len(self._data)}[whence])
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        piece = self._data[self._at : self._at + len(buffer)]
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+
+def stream_of(data: bytes | memoryview) -> IO[bytes]:
+    """Return a stream of a file's bytes; those of one that is mapped are read as they are asked for."""
+    return io.BufferedReader(View(data)) if isinstance(data, memoryview) else BytesIO(data)
 
 
 @dataclass(frozen=True)
@@ -33,6 +64,8 @@ class CheckedArchive:
     folder: str
     """The folder that holds all members of a torch file, with its slash; empty for .npz."""
     infos: dict[str, zipfile.ZipInfo]
+    is_mapped: bool = False
+    """Whether only what is looked at is read: checksums of large stored members are not compared."""
 
     def read(self, name: str) -> memoryview | bytes:
         """Return the bytes of a member, which have the checksum that the directory has; a view where they are
@@ -53,7 +86,8 @@ class CheckedArchive:
             content = packed if info.compress_type == zipfile.ZIP_STORED else _inflated(packed, info.file_size)
         except zlib.error as error:
             self._reject(name, "bytes as they were packed", f"zlib.error: {error}")
-        if len(content) != info.file_size or zlib.crc32(content) != info.CRC:
+        is_compared = not self.is_mapped or info.compress_type != zipfile.ZIP_STORED or len(content) <= _SMALL
+        if len(content) != info.file_size or (is_compared and zlib.crc32(content) != info.CRC):
             self._reject(name, "bytes as they were packed", "others: their checksum is wrong")
         return content
 
@@ -80,7 +114,7 @@ def check_archive(data: bytes | memoryview, *, location: str, limits: Limits) ->
     the same name, lead out of the archive or are encrypted; too many members, too many bytes unpacked, or too many for
     their packed size; neither torch's nor numpy's.
     """
-    file = BytesIO(data)
+    file = stream_of(data)
     try:
         archive = zipfile.ZipFile(file)
         infos = archive.infolist()
@@ -107,7 +141,7 @@ def check_archive(data: bytes | memoryview, *, location: str, limits: Limits) ->
         got = f"{unpacked} bytes declared in a file of {size}"
         reject(location, "archive", f"at most {limits.expansion} times its size unpacked", got)
     file_format, folder = _format_and_folder(names, location=location)
-    return CheckedArchive(memoryview(data), location, file_format, folder, names)
+    return CheckedArchive(memoryview(data), location, file_format, folder, names, isinstance(data, memoryview))
 
 
 def _check_member(info: zipfile.ZipInfo, *, location: str) -> None:

@@ -31,8 +31,9 @@ class FileForm:
     ``recognised_by`` says for people which bytes or names tell it. ``recognises`` tells it by the first ``HEAD_BYTES``
     bytes and the path, None where paths alone do; ``paths`` is a regular expression of paths that are this form
     whatever is in them, empty where content decides. ``read`` makes an object from a file's bytes, in the reading
-    process: called with the bytes, the file's name in messages, the limits, and whether objects other than dense
-    tensors and plain containers are refused; None where the form is not read. ``package`` has to be installed for it.
+    process: called with the bytes (a view of those of a mapped file), the file's name in messages, the limits, and
+    whether objects other than dense tensors and plain containers are refused; None where the form is not read.
+    ``package`` has to be installed for it.
     ``becomes`` and ``facts`` say for people what it is imported as, and what is known about it then; ``step`` is the
     next step where it is not read. With ``is_container`` it holds files, which are looked at in its place.
     """
@@ -42,7 +43,7 @@ class FileForm:
     recognised_by: str
     recognises: Callable[[bytes, str], bool] | None = None
     paths: str = ""
-    read: Callable[[bytes, str, Limits, bool], Any] | None = None
+    read: Callable[[Any, str, Limits, bool], Any] | None = None
     package: str = ""
     becomes: str = ""
     facts: str = ""
@@ -233,7 +234,7 @@ NOT_READ = (
     FileForm("torch-export", "a program of torch.export (.pt2)", "its members", _is_export,
         step="Save its numbers: torch.save(torch.export.load(FILE).state_dict, 'net.pt')."),
     # the forms before GGUF begin with a number, little-endian: ggml and ggjt come reversed
-    FileForm("gguf", "a file of quantised weights (GGUF)", "`GGUF`, `ggml`", begins(b"GGUF", b"ggml", b"lmgg", b"tjgg"),
+    FileForm("ggml", "a file of quantised weights (ggml)", "`ggml`, `ggjt`", begins(b"ggml", b"lmgg", b"tjgg"),
         step="Import the safetensors files from which it was made."),
     FileForm("onnx", "an ONNX model", "`.onnx` and its first fields", _is_onnx,
         step=_savez("{item.name: onnx.numpy_helper.to_array(item) for item in onnx.load(FILE).graph.initializer}")),

@@ -2,7 +2,7 @@
 
 import re
 
-from ckptzoo.hub.untrusted import hdf5_files, msgpack_files, numpy_files, safetensors, torch_files
+from ckptzoo.hub.untrusted import gguf_files, hdf5_files, msgpack_files, numpy_files, safetensors, torch_files
 from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import CONTAINERS, NOT_READ, NOT_READ_BY_PATH, UNKNOWN, FileForm
 
@@ -13,6 +13,7 @@ READ: tuple[FileForm, ...] = (
     numpy_files.NPY,
     torch_files.PICKLE,
     hdf5_files.HDF5,
+    gguf_files.GGUF,
     msgpack_files.MSGPACK,
 )
 """Forms that are read, the most frequent first."""

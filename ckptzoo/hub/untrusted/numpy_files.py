@@ -4,13 +4,13 @@ import json
 from collections.abc import Mapping
 from io import BytesIO
 from math import prod
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.hub.untrusted.archives import check_archive
+from ckptzoo.hub.untrusted.archives import check_archive, stream_of
 from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import FileForm, first_member
 from ckptzoo.hub.untrusted.inert import Unpickler
@@ -33,7 +33,7 @@ _MAX_LINE = 2**16
 _STEP = "Save it again with numpy.savez and plain arrays of numbers."
 
 
-def read_npz(data: bytes, *, location: str, limits: Limits, strict: bool = True) -> dict[str, Any]:
+def read_npz(data: bytes | memoryview, *, location: str, limits: Limits, strict: bool = True) -> dict[str, Any]:
     """Return the arrays of an archive, by name, in the archive's order.
 
     With ``strict`` arrays of texts and of objects are refused; otherwise they are lists, and numbers without axes
@@ -80,7 +80,7 @@ def with_facts(items: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_texts(content: bytes | memoryview) -> list[str] | None:
     """Return a short array of texts; None for any other array."""
-    stream = BytesIO(content)
+    stream = stream_of(content)
     try:
         shape, _, dtype = _read_header(stream)
     except Exception:  # as in read_npy, which names what is wrong
@@ -106,7 +106,7 @@ def read_npy(
     return array
 
 
-def read_arrays(data: bytes, *, location: str, limits: Limits, strict: bool) -> Any:
+def read_arrays(data: bytes | memoryview, *, location: str, limits: Limits, strict: bool) -> Any:
     """Read a file of numpy.save: an array, or several behind one another, by their places.
 
     Equinox writes several, and before them may be a line of JSON with the settings of the network. Raises
@@ -114,8 +114,9 @@ def read_arrays(data: bytes, *, location: str, limits: Limits, strict: bool) -> 
     """
     found: dict[str, Any] = {}
     view, settings = memoryview(data), None
-    if not data.startswith(_MAGIC):
-        line = data[: data.index(b"\n" + _MAGIC) + 1]
+    if bytes(data[: len(_MAGIC)]) != _MAGIC:
+        head = bytes(data[:_MAX_LINE])
+        line = head[: head.find(b"\n" + _MAGIC) + 1]
         try:
             settings = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -139,7 +140,7 @@ def _read_array(
 ) -> tuple[Any, int]:
     """Return an array, and the number of bytes after it."""
     what = f"array {excerpt(name)!r}"
-    stream = BytesIO(content)
+    stream = stream_of(content)
     try:
         shape, fortran, dtype = _read_header(stream)
     except Exception as error:  # numpy parses the header with ast; what that raises is not documented
@@ -183,7 +184,7 @@ def _is_npy(head: bytes, path: str) -> bool:
     return head.startswith(_MAGIC) or (head[:1] == b"{" and b"}\n" + _MAGIC in head)
 
 
-def _read_header(stream: BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(stream, max_header_size=_MAX_HEADER)

@@ -3,11 +3,13 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -15,15 +17,26 @@ from typing import IO, Any, Self
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted.errors import SAVE_AGAIN, reject
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.protocol import FileAnswer, Job, encode_request, read_answer
+from ckptzoo.hub.untrusted.protocol import DESCRIPTORS, FileAnswer, Job, encode_request, read_answer
 from ckptzoo.text import excerpt
 
 # ``-I`` leaves out PYTHONPATH and the working folder, so this program's own path is passed on as arguments.
 _CODE = "import sys; sys.path[:] = sys.argv[1:]; from ckptzoo.hub.untrusted.reader import main; main()"
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 
-Content = bytes | memoryview | Callable[[IO[bytes]], None]
-"""A file's bytes, or what writes them to a stream: exactly as many as its ``Job`` says."""
+
+@dataclass(frozen=True)
+class MappedContent:
+    """A file that is mapped: its bytes, and what opens it again; the caller closes the descriptor."""
+
+    view: memoryview
+    reopen: Callable[[], int]
+
+
+Content = bytes | memoryview | MappedContent | Callable[[IO[bytes]], None]
+"""A file's bytes, or what writes them to a stream: exactly as many as its ``Job`` says; or the file, where it is to be
+mapped.
+"""
 
 
 class ReadingProcess:
@@ -37,6 +50,7 @@ class ReadingProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._errors: IO[bytes] | None = None
+        self._descriptors: socket.socket | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -74,18 +88,20 @@ class ReadingProcess:
                     stream.close()  # pyright: ignore[reportOptionalMemberAccess]
             # a process that has ended stays in the system's table until somebody waits for it (wait(2))
             self._process.wait()
+        if self._descriptors is not None:
+            self._descriptors.close()
         if self._errors is not None:
             self._errors.close()
         if self._folder is not None:
             self._folder.cleanup()
-        self._process = self._folder = self._errors = None
+        self._process = self._folder = self._errors = self._descriptors = None
 
     def _request(
         self, jobs: Sequence[Job], contents: Sequence[Content]
     ) -> tuple[list[FileAnswer], list[Any]] | IntegrityError:
         process = self._process or self._start()
-        requests, answers = process.stdin, process.stdout
-        assert requests is not None and answers is not None
+        requests, answers, descriptors = process.stdin, process.stdout, self._descriptors
+        assert requests is not None and answers is not None and descriptors is not None
         late = threading.Event()
 
         def end() -> None:
@@ -98,12 +114,21 @@ class ReadingProcess:
         try:
             requests.write(encode_request(jobs, self.limits))
             for content in contents:
-                if callable(content):
+                if isinstance(content, MappedContent):
+                    file = content.reopen()
+                    try:
+                        # what was written before is to be read before the socket is full
+                        requests.flush()
+                        socket.send_fds(descriptors, [b"m"], [file])
+                    finally:
+                        os.close(file)
+                elif callable(content):
                     content(requests)
                 else:
                     requests.write(content)
             requests.flush()
-            return read_answer(answers, [job.location for job in jobs], self.limits)
+            mapped = {at: content.view for at, content in enumerate(contents) if isinstance(content, MappedContent)}
+            return read_answer(answers, [job.location for job in jobs], self.limits, mapped)
         except (EOFError, BrokenPipeError):
             return self._ended(jobs[0].location, process, late=late.is_set())
         except BaseException as error:
@@ -124,6 +149,8 @@ class ReadingProcess:
         # threads of BLAS, which nothing here needs, take address space, and that is bounded
         environment |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         environment |= {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+        self._descriptors, other = socket.socketpair()
+        environment[DESCRIPTORS] = str(other.fileno())
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-c", _CODE, *dict.fromkeys([str(Path(__file__).parents[3]), *paths])],
             env=environment,
@@ -133,7 +160,9 @@ class ReadingProcess:
             stderr=self._errors,
             # Ctrl-C at a terminal reaches this process alone, which ends the other one itself
             start_new_session=True,
+            pass_fds=[other.fileno()],
         )
+        other.close()
         return self._process
 
     def _ended(self, location: str, process: "subprocess.Popen[bytes]", *, late: bool) -> IntegrityError:

@@ -6,7 +6,7 @@ dicts are made of them, or why it is refused.
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -24,6 +24,8 @@ from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.schema.documents import parse
 from ckptzoo.text import excerpt
 
+DESCRIPTORS = "CKPTZOO_DESCRIPTORS"
+"""The variable with the number of the socket over which descriptors of mapped files come."""
 LENGTH_BYTES = 8
 ALIGNMENT = 8
 MAX_REPORT = 64 * 2**20
@@ -40,13 +42,17 @@ _READ_AGAIN = "Read the file again; if it stays so, do not use it."
 class Job:
     """A file to read, its name in messages, a form that is read (``forms.READ``), and its bytes.
 
-    With ``strict`` objects other than dense tensors and plain containers are refused.
+    With ``strict`` objects other than dense tensors and plain containers are refused. With ``mapped`` the file's
+    descriptor is sent in place of its bytes, and of arrays that lie in it the answer has the places; ``base`` is the
+    first byte of what is read of it.
     """
 
     location: str
     file_format: str
     length: int
     strict: bool
+    mapped: bool = False
+    base: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,8 +96,14 @@ def encode_request(jobs: Sequence[Job], limits: Limits) -> bytes:
     return _frame({"files": [vars(job) for job in jobs], "limits": vars(limits)})
 
 
-def encode_answer(files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]]) -> bytes:
-    """Return the head of an answer: ``padded`` bytes of the arrays follow it, in order."""
+Place = tuple[int, int]
+"""Where an array is in a mapped file: the file's number in the request, and the array's first byte."""
+
+
+def encode_answer(
+    files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]], places: Mapping[int, Place] | None = None
+) -> bytes:
+    """Return the head of an answer: ``padded`` bytes of the arrays follow it, in order, without those of ``places``."""
     described = [
         {
             "refused": [[item.what, item.expected, item.got, item.next_step] for item in file.problems][:20],
@@ -105,7 +117,9 @@ def encode_answer(files: Sequence[FileAnswer], arrays: Sequence[NDArray[Any]]) -
     # thousands of files have arrays of a few kinds
     kinds: dict[tuple[np.dtype[Any], tuple[int, ...]], int] = {}
     indices = [kinds.setdefault((array.dtype, array.shape), len(kinds)) for array in arrays]
-    return _frame({"files": described, "kinds": [[names[dtype], shape] for dtype, shape in kinds], "arrays": indices})
+    listed = {} if not places else {"places": [[at, *place] for at, place in places.items()]}
+    kind_list = [[names[dtype], shape] for dtype, shape in kinds]
+    return _frame({"files": described, "kinds": kind_list, "arrays": indices, **listed})
 
 
 def padded(arrays: Iterable[NDArray[Any]]) -> Iterable[bytes | memoryview]:
@@ -135,9 +149,11 @@ def _encode_state(state: WorkerResult) -> dict[str, Any]:
     }
 
 
-def read_answer(stream: IO[bytes], locations: Sequence[str], limits: Limits) -> tuple[list[FileAnswer], list[Any]]:
+def read_answer(
+    stream: IO[bytes], locations: Sequence[str], limits: Limits, mapped: Mapping[int, memoryview] | None = None
+) -> tuple[list[FileAnswer], list[Any]]:
     """Check an answer: for every file, in the order of ``locations``, its states or the error, and the arrays that
-    states point to.
+    states point to; those that lie in one of the ``mapped`` files are views of it.
 
     Raises ``IntegrityError`` where it is not what a reading process writes; ``EOFError`` where it ends too early.
     """
@@ -153,7 +169,8 @@ def read_answer(stream: IO[bytes], locations: Sequence[str], limits: Limits) -> 
     # a bool of JSON is an int of Python too
     if any(type(index) is not int or not 0 <= index < len(kinds) for index in indices):
         _reject_answer(location, f"arrays of {len(kinds)} kinds", "others")
-    arrays = _read_arrays(stream, [kinds[index] for index in indices], location, limits)
+    places = _checked_places(content.get("places", []), location, len(indices), mapped or {})
+    arrays = _read_arrays(stream, [kinds[index] for index in indices], location, limits, places)
     described = _checked_list(content.get("files"), location, len(locations))
     if len(described) != len(locations):
         _reject_answer(location, f"{len(locations)} files", len(described))
@@ -161,17 +178,42 @@ def read_answer(stream: IO[bytes], locations: Sequence[str], limits: Limits) -> 
     return files, arrays
 
 
+def _checked_places(
+    value: Any, location: str, arrays: int, mapped: Mapping[int, memoryview]
+) -> dict[int, tuple[memoryview, int]]:
+    """Return the mapped file, and the first byte there, of each array that lies in one."""
+    places: dict[int, tuple[memoryview, int]] = {}
+    for item in _checked_list(value, location, arrays):
+        match item:
+            case [int(at), int(file), int(start)] if 0 <= at < arrays and file in mapped and start >= 0:
+                places[at] = mapped[file], start
+            case _:
+                _reject_answer(location, "places in mapped files", excerpt(item))
+    return places
+
+
 def _read_arrays(
-    stream: IO[bytes], kinds: Sequence[tuple[str, tuple[int, ...]]], location: str, limits: Limits
+    stream: IO[bytes],
+    kinds: Sequence[tuple[str, tuple[int, ...]]],
+    location: str,
+    limits: Limits,
+    places: Mapping[int, tuple[memoryview, int]],
 ) -> list[Any]:
     sizes = [prod(shape) * ITEMSIZE[dtype] for dtype, shape in kinds]
     if sum(sizes) > limits.tensor_bytes:
         _reject_answer(location, f"at most {limits.tensor_bytes} bytes of tensors", f"{sum(sizes)} bytes")
-    content = _exactly(stream, sum(size + -size % ALIGNMENT for size in sizes))
+    sent = [0 if at in places else size for at, size in enumerate(sizes)]
+    content = _exactly(stream, sum(size + -size % ALIGNMENT for size in sent))
     dtypes = {dtype: numpy_dtype(dtype) for dtype, _ in kinds}
     arrays: list[Any] = []
     start = 0
-    for (dtype, shape), size in zip(kinds, sizes, strict=True):
+    for at, ((dtype, shape), size) in enumerate(zip(kinds, sizes, strict=True)):
+        if at in places:
+            view, first = places[at]
+            if first + size > len(view):
+                _reject_answer(location, f"an array within {len(view)} bytes", f"an end at {first + size}")
+            arrays.append(np.ndarray(shape, dtypes[dtype], view, first))
+            continue
         arrays.append(np.ndarray(shape, dtypes[dtype], content, start) if size else np.empty(shape, dtypes[dtype]))
         start += size + -size % ALIGNMENT
     return arrays

@@ -9,7 +9,10 @@ import contextlib
 import ctypes
 import gc
 import json
+import mmap
+import os
 import resource
+import socket
 import sys
 import warnings
 from dataclasses import replace
@@ -26,7 +29,16 @@ from ckptzoo.hub.untrusted.forms import FORMS
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.objects import is_tensor
 from ckptzoo.hub.untrusted.other_contents import MASK, is_mask
-from ckptzoo.hub.untrusted.protocol import LENGTH_BYTES, FileAnswer, Job, WorkerResult, encode_answer, padded
+from ckptzoo.hub.untrusted.protocol import (
+    DESCRIPTORS,
+    LENGTH_BYTES,
+    FileAnswer,
+    Job,
+    Place,
+    WorkerResult,
+    encode_answer,
+    padded,
+)
 from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP
 from ckptzoo.hub.untrusted.state_dicts import StateCandidate, find_state_dicts
 from ckptzoo.hub.untrusted.tensor_forms import Sparse
@@ -51,10 +63,18 @@ class _Answer:
 
     def __init__(self, limits: Limits) -> None:
         self.limits, self.arrays, self.nbytes = limits, list[NDArray[Any]](), 0
+        self.places = dict[int, Place]()
+        self.files = 0
+        self._mapped: tuple[int, int] | None = None
 
-    def add(self, job: Job, data: bytes) -> FileAnswer:
+    def add(self, job: Job, data: bytes | memoryview) -> FileAnswer:
         """Read a file; its arrays are kept where nothing of it is refused."""
         before, nbytes = len(self.arrays), self.nbytes
+        self._mapped = None
+        if isinstance(data, memoryview):
+            first = np.frombuffer(data, np.uint8).__array_interface__["data"][0]
+            self._mapped = first, first + len(data)
+        self.files += 1
         try:
             root = _load(job, data, self.limits)
             found = find_state_dicts(root, location=job.location, limits=self.limits, with_moments=not job.strict)
@@ -76,6 +96,7 @@ class _Answer:
             got = f"{type(error).__name__}: {error}"[:300]
             answer = IntegrityError(Problem(job.location, "content", "what can be read", got, ""))
         del self.arrays[before:]
+        self.places = {at: place for at, place in self.places.items() if at < before}
         self.nbytes = nbytes
         return answer
 
@@ -86,7 +107,11 @@ class _Answer:
             key = tensor.identity if isinstance(tensor, Numbers) else (id(tensor),)
             if key not in indices:
                 indices[key] = len(self.arrays)
-                self.arrays.append(self._array(tensor, name, location))
+                self.arrays.append(array := self._array(tensor, name, location))
+                if self._mapped is not None and array.size:
+                    first = array.__array_interface__["data"][0]
+                    if self._mapped[0] <= first and first + array.nbytes <= self._mapped[1]:
+                        self.places[indices[key]] = self.files - 1, first - self._mapped[0]
             at.append(indices[key])
         buffers = tuple(place for place, name in enumerate(state.tensors) if name in state.buffers)
         return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out, buffers)
@@ -135,9 +160,9 @@ def _check_views(states: list[StateCandidate], location: str, limits: Limits) ->
             reject(location, "tensors", f"at most {times} times what is stored of them written out", got, VIEWS_STEP)
 
 
-def _load(job: Job, data: bytes, limits: Limits) -> Any:
+def _load(job: Job, data: bytes | memoryview, limits: Limits) -> Any:
     if job.file_format == PLACES:
-        return read_places(data, location=job.location, limits=limits)
+        return read_places(bytes(data), location=job.location, limits=limits)
     form = FORMS[job.file_format]
     assert form.read is not None
     root = form.read(data, job.location, limits, job.strict)
@@ -201,12 +226,26 @@ def main() -> None:
         bound_memory(sum(job.length for job in jobs), most)
         answer, files = _Answer(limits), list[FileAnswer]()
         for job in jobs:
-            files.append(answer.add(job, requests.read(job.length)))
+            files.append(answer.add(job, _mapped(job) if job.mapped else requests.read(job.length)))
         _write(answers, files, answer)
 
 
+def _mapped(job: Job) -> memoryview:
+    """Map the file whose descriptor comes next over the socket."""
+    number = int(os.environ[DESCRIPTORS])
+    with socket.socket(fileno=os.dup(number)) as descriptors:
+        _, (file, *_), *_ = socket.recv_fds(descriptors, 1, 1)
+    try:
+        # a map begins at a page
+        first = job.base // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+        before = job.base - first
+        return memoryview(mmap.mmap(file, before + job.length, access=mmap.ACCESS_READ, offset=first))[before:]
+    finally:
+        os.close(file)
+
+
 def _write(answers: IO[bytes], files: list[FileAnswer], answer: _Answer) -> None:
-    answers.write(encode_answer(files, answer.arrays))
-    for piece in padded(answer.arrays):
+    answers.write(encode_answer(files, answer.arrays, answer.places))
+    for piece in padded(array for at, array in enumerate(answer.arrays) if at not in answer.places):
         answers.write(piece)
     answers.flush()

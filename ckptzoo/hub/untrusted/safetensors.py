@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from io import BytesIO
 from math import prod
 from typing import IO, Any
@@ -29,9 +30,11 @@ _MAX_FACT = 1000
 
 
 def read_state_dict(
-    file: IO[bytes], location: str, name: str, limits: Limits, *, with_moments: bool = False
+    file: IO[bytes] | memoryview, location: str, name: str, limits: Limits, *, with_moments: bool = False
 ) -> StateDict:
     """Return the state dict in a whole safetensors file, with the texts of its metadata as facts.
+
+    Arrays are views of ``file`` where that is in memory.
 
     With ``with_moments`` the moments of a posterior are taken as a state dict. Raises ``IntegrityError`` as
     ``read_safetensors`` does, and where there are no tensors.
@@ -63,31 +66,50 @@ def read_state_dict(
 
 
 def read_safetensors(
-    file: IO[bytes], *, location: str, header_bytes: int, tensor_bytes: int, tensors: int
+    file: IO[bytes] | memoryview, *, location: str, header_bytes: int, tensor_bytes: int, tensors: int
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return the arrays of a safetensors file, by name in the order of its header, and its metadata.
 
     Raises ``IntegrityError`` where ``ckptzoo.format.header`` does, save that any printable name will do; and for
     more than the limits.
     """
-    size = file.seek(0, 2)
-    file.seek(0)
+    if isinstance(file, memoryview):
+        size, first = len(file), bytes(file[:8])
+    else:
+        size = file.seek(0, 2)
+        file.seek(0)
+        first = file.read(8)
     try:
-        length = header_length(file.read(8), file_size=size, location=location)
+        length = header_length(first, file_size=size, location=location)
         if length > header_bytes:
             reject(location, "header length", f"at most {header_bytes} bytes", f"{length} bytes", _STEP)
-        text = file.read(length)
-        described = parse(text, location=location, max_bytes=header_bytes)
-        metadata = described.pop("__metadata__", {})
-        if len(described) > tensors:
-            reject(location, "tensors", f"at most {tensors} names", len(described), _STEP)
-        entries = _entries(text, described, size=size, location=location)
+        text = bytes(file[8 : 8 + length]) if isinstance(file, memoryview) else file.read(length)
+        names, entries, metadata = _outline(text, size, tensors)
     except IntegrityError as error:
-        raise with_next_step(error.problems, _STEP) from None
+        raise with_next_step([replace(item, location=location) for item in error.problems], _STEP) from None
     if sum(entry.nbytes for entry in entries) > tensor_bytes:
         reject(location, "tensors", f"at most {tensor_bytes} bytes", f"{size} bytes", _STEP)
-    arrays = {entry.name: _read_array(file, entry, location) for entry in entries}
-    return {name: arrays[name] for name in described}, dict(metadata)
+    if isinstance(file, memoryview):
+        arrays = {
+            entry.name: np.frombuffer(file, numpy_dtype(entry.dtype), prod(entry.shape), entry.offset).reshape(
+                entry.shape
+            )
+            for entry in entries
+        }
+    else:
+        arrays = {entry.name: _read_array(file, entry, location) for entry in entries}
+    return {name: arrays[name] for name in names}, dict(metadata)
+
+
+@lru_cache(maxsize=16)
+def _outline(text: bytes, size: int, tensors: int) -> tuple[tuple[str, ...], tuple[Entry, ...], dict[str, str]]:
+    """Return the names in the order of a header, its entries by offset, and its metadata; many files have the same."""
+    location = ""
+    described = parse(text, location=location, max_bytes=len(text))
+    metadata = described.pop("__metadata__", {})
+    if len(described) > tensors:
+        reject(location, "tensors", f"at most {tensors} names", len(described), _STEP)
+    return tuple(described), _entries(text, described, size=size, location=location), metadata
 
 
 def read_entries(text: bytes, *, size: int, location: str) -> tuple[tuple[Entry, ...], dict[str, str]]:

@@ -1,13 +1,12 @@
 """Reads files of ``torch.save``, in both formats, and plain pickles, as data; torch is not needed."""
 
-from io import BytesIO
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError
-from ckptzoo.hub.untrusted.archives import CheckedArchive, check_archive
+from ckptzoo.hub.untrusted.archives import CheckedArchive, check_archive, stream_of
 from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import LEGACY_MAGIC, FileForm, first_member
 from ckptzoo.hub.untrusted.inert import JoblibUnpickler, Unpickler
@@ -26,7 +25,7 @@ _MAX_NESTED = 3
 """Levels of files of torch.save within one another: a pickle of a module holds one for each of its tensors."""
 
 
-def read_torch(data: bytes, *, location: str, limits: Limits, strict: bool, level: int = 0) -> Any:
+def read_torch(data: bytes | memoryview, *, location: str, limits: Limits, strict: bool, level: int = 0) -> Any:
     """Read a file of torch.save: plain values, ``Mapping``, ``Numbers`` and ``Inert`` objects.
 
     With ``strict`` names other than those of dense tensors and plain containers are refused; ``level`` counts the
@@ -34,7 +33,7 @@ def read_torch(data: bytes, *, location: str, limits: Limits, strict: bool, leve
     Raises ``IntegrityError`` where it is not whole, declares more than the limits, or names what ``strict``
     refuses.
     """
-    read = _read_legacy if data.startswith(LEGACY_MAGIC) else _read_zip
+    read = _read_legacy if bytes(data[: len(LEGACY_MAGIC)]) == LEGACY_MAGIC else _read_zip
     return read(data, location, limits, strict, level)
 
 
@@ -66,9 +65,9 @@ def place_of(tensor: Any) -> NDArray[np.int64]:
 class _PickleReader:
     """Reads the pickles that follow one another in a stream."""
 
-    def __init__(self, data: bytes, location: str, limits: Limits, *, strict: bool, level: int) -> None:
+    def __init__(self, data: bytes | memoryview, location: str, limits: Limits, *, strict: bool, level: int) -> None:
         self.stream, self.location, self.limits, self.strict, self.level = (
-            BytesIO(data),
+            stream_of(data),
             location,
             limits,
             strict,
@@ -124,7 +123,7 @@ class _PickleReader:
             reject(location, "tensors", f"at most {limits.views} times their storages written out", got, VIEWS_STEP)
 
 
-def _read_zip(data: bytes, location: str, limits: Limits, strict: bool, level: int) -> Any:
+def _read_zip(data: bytes | memoryview, location: str, limits: Limits, strict: bool, level: int) -> Any:
     archive = check_archive(data, location=location, limits=limits)
     if archive.file_format != "torch":
         reject(location, "format", TORCH.words, "an archive of arrays", "Save model.state_dict() with torch.save.")
@@ -161,7 +160,7 @@ def _member(archive: CheckedArchive, name: str) -> Any:
     return read
 
 
-def _read_legacy(data: bytes, location: str, limits: Limits, strict: bool, level: int) -> Any:
+def _read_legacy(data: bytes | memoryview, location: str, limits: Limits, strict: bool, level: int) -> Any:
     """Read the format before torch 1.6: pickles, followed by the numbers of each storage."""
     reader = _PickleReader(data, location, limits, strict=strict, level=level)
     *_, machine = [reader.load() for _ in range(_PREFACE_PICKLES)]

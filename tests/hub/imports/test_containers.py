@@ -203,7 +203,7 @@ NOT_READ: dict[str, tuple[dict[str, bytes], str]] = {
     "tensorflow": ({"checkpoint": b'model_checkpoint_path: "m"', "m-9.index": bytes(9), "m-9.data-00000-of-00001": bytes(9)}, "tf.train.load_variable"),
     "saved model": ({"saved_model.pb": bytes(9), "variables/variables.index": bytes(9)}, "tf.saved_model.load"),
     "onnx": ({"a.onnx": b"\x08\x08\x12\x07pytorch"}, "onnx.numpy_helper"),
-    "gguf": ({"a.gguf": b"GGUF\x03\0\0\0"}, "safetensors files from which it was made"),
+    "ggml": ({"a.ggml": b"lmgg\x03\0\0\0"}, "safetensors files from which it was made"),
     "matlab": ({"a.mat": b"MATLAB 5.0 MAT-file"}, "scipy.io.loadmat"),
     "netcdf": ({"a.nc": b"CDF\x01\0\0\0\0"}, "xarray.open_dataset"),
     "torchscript": ({"a.pt": zip_file({"a/data/0": b"", "a/data.pkl": b"", "a/constants.pkl": b""})}, "torch.jit.load"),

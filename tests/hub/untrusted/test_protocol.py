@@ -106,3 +106,28 @@ def test_an_answer_that_ends_early_or_is_too_large_is_refused() -> None:
     for limits in (Limits(states=0), Limits(tensors=1)):
         with pytest.raises(IntegrityError, match="came back"):
             taken(framed(good), limits=limits)
+
+
+def test_arrays_of_mapped_files_are_views_within_them() -> None:
+    view, state = memoryview(np.arange(10.0)), WorkerResult("", ("a", "b"), (0, 1), {}, ())
+    view = view.cast("B")
+    answer = encode_answer([[state]], ARRAYS, {1: (0, 16)})
+    stream = io.BytesIO(answer + b"".join(map(bytes, padded(ARRAYS[:1]))))
+    files, (sent, mapped) = read_answer(stream, ["f.pt"], Limits(), {0: view})
+    assert files == [[state]] and sent.tolist() == [1, 1]
+    assert mapped.tolist() == [2, 3, 4] and np.shares_memory(mapped, np.frombuffer(view, np.uint8))
+    lies = (
+        [[0, 0, 72]],
+        [[0, 1, 0]],
+        [[2, 0, 0]],
+        [[0, 0, -8]],
+        [[0, 0]],
+        ["x"],
+        [[0, 0, 0.5]],
+        {"0": [0, 0]},
+        [[0, 0, 2**70]],
+    )
+    for places in lies:
+        report = {"files": [{"states": [STATE]}], "places": places}
+        with pytest.raises(IntegrityError):
+            read_answer(framed(report, tail=bytes(64)), ["f.pt"], Limits(), {0: view})

@@ -360,7 +360,7 @@ def test_other_formats_are_refused_by_name(tmp_path: Path) -> None:
         "plain": (b"x", "got a text"),
         "h5.pt": (b"\x89HDF\r\n\x1a\n", "got an HDF5 file"),
         "npy.npz": (b"\x93NUMPY\x01\x00", "an array of numpy.save"),
-        "gguf.bin": (b"GGUF\x03", "quantised weights"),
+        "ggml.bin": (b"lmgg\x03", "quantised weights"),
         "gzip.pt": (b"\x1f\x8b\x08", "gzip"),
         "tar.pt": (bytes(257) + b"ustar" + bytes(250), "a tar archive"),
         "lfs.pt": (b"version https://git-lfs.github.com/spec/v1\n", "and git lfs pull"),

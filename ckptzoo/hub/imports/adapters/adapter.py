@@ -21,7 +21,7 @@ MAX_SIDE_BYTES = 256 * 2**20
 """Largest size in bytes of a file of facts."""
 SUFFIXES = (
     ".safetensors", ".pt", ".pth", ".th", ".pth.tar", ".pt.tar", ".bin", ".ckpt", ".npz", ".npy", ".pkl", ".pickle",
-    ".joblib", ".model", ".weights", ".h5", ".hdf5", ".keras", ".msgpack",
+    ".joblib", ".model", ".weights", ".h5", ".hdf5", ".keras", ".msgpack", ".gguf",
 )  # fmt: skip
 """Suffixes that checkpoint files usually have: such a file that holds none is refused."""
 SETTINGS_OF_RAY = "params.pkl"

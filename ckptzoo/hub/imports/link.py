@@ -1,0 +1,240 @@
+"""``link_zoo``: checkpoints of this machine become a zoo that refers to their files, which stay where they are."""
+
+import hashlib
+import itertools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ckptzoo.arguments import checked
+from ckptzoo.errors import Problem, SpecError, ZooError
+from ckptzoo.format.references import MAX_LAYOUTS, FileLayout, Reference, TensorPlace, inode_of
+from ckptzoo.format.sources import forget, remember, remembered
+from ckptzoo.format.writer import ReferenceWriter, create_referring
+from ckptzoo.hub.contributions.evaluation import Factory
+from ckptzoo.hub.imports.adapters import Options
+from ckptzoo.hub.imports.choice import AUTO
+from ckptzoo.hub.imports.facts import Row
+from ckptzoo.hub.imports.mapped import MappedFile, address_of, mapped_file, open_mapped
+from ckptzoo.hub.imports.outlines import outline
+from ckptzoo.hub.imports.report import ImportResult
+from ckptzoo.hub.imports.run import Importer, bring
+from ckptzoo.hub.imports.same_architecture import Tensors
+from ckptzoo.hub.imports.target import Declaration, OpenZoo, TargetZoos, commit_zoo
+from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.card import Card
+from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.text import Progress
+
+_FILES = 32
+"""Files that are mapped together: each keeps a descriptor open."""
+_KEPT = 64
+"""Kinds of headers that are kept."""
+
+
+@checked
+def link_zoo(
+    source: str | Path,
+    to: str | Path,
+    *,
+    adapter: str = AUTO,
+    names: Mapping[str, str] | str | None = None,
+    arch: str | None = None,
+    module: str | Factory | Sequence[str | Factory] | None = None,
+    input_shape: Sequence[int] | None = None,
+    split_by: str | None = None,
+    skip_bad: bool = False,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    license: str | None = None,
+    dataset: str | None = None,
+    scaling: tuple[Sequence[float], Sequence[float]] | None = None,
+    options: Options | None = None,
+    progress: Progress | None = None,
+) -> ImportResult:
+    """Make a zoo of checkpoints whose weights stay in their files, which it refers to.
+
+    Parameters
+    ----------
+    source
+        a folder or a file on this machine.
+    to
+        the zoo's folder: new, or of a zoo that was made so; what it has is not looked at again.
+    adapter, names, arch, module, input_shape, split_by, skip_bad, include, exclude
+        as for ``import_zoo``, which gives checkpoints the same names and facts.
+    license, dataset, scaling, options, progress
+        as for ``import_zoo``.
+
+    Raises
+    ------
+    ZooError
+        As ``import_zoo``; also where a tensor does not lie in its file as a zoo has it, because it is packed, in
+        another precision or order, or computed from others. The message names the file.
+
+    Notes
+    -----
+    Headers are read, and no weights, so that whether these are finite is not known until ``ckptzoo.verify`` has read
+    them. That the zoo may follow its references to ``source`` is recorded for this user, outside of the zoo. A file
+    that changes later is an error that names it.
+
+    Examples
+    --------
+    >>> done = ckptzoo.link_zoo("net.safetensors", "zoos/linked", arch="optunet", license="CC-BY-4.0")
+    >>> done.added, ckptzoo.open("zoos/linked")["fc.weight"].shape
+    (1, (1, 10, 10))
+    """
+    path = Path(source)
+    if "://" in str(source):
+        step = "Fetch it first, or copy its weights with ckptzoo import."
+        raise ZooError(Problem(str(source), "source", "a folder or a file on this machine", "an address", step))
+    return bring(
+        open_mapped(path),
+        to,
+        target=partial(LinkedZoos, path),
+        importer=_Linker,
+        adapter=adapter,
+        names=names,
+        arch=arch,
+        module=module,
+        input_shape=input_shape,
+        split_by=split_by,
+        skip_bad=skip_bad,
+        include=include,
+        exclude=exclude,
+        license=license,
+        dataset=dataset,
+        scaling=scaling,
+        options=options,
+        progress=progress,
+    )
+
+
+class _Linker(Importer):
+    """Collects files as an import does, and looks at no more of their weights than it has to."""
+
+    @property
+    def most(self) -> tuple[int, float]:
+        return _FILES, math.inf
+
+    def _note_repeated(self, tensors: Any, name: str) -> None:
+        """Note nothing: that two networks are one only all of their numbers tell."""
+
+
+class LinkedZoos(TargetZoos):
+    """The zoos that a link writes, which refer to the files in ``place``."""
+
+    refers = True
+
+    def __init__(self, place: Path, folder: Path, declaration: Declaration, *, by_order: bool) -> None:
+        super().__init__(folder, declaration, by_order=by_order)
+        self.place = place
+        self._layouts = dict[FileLayout, FileLayout]()
+        self._recent = dict[Any, FileLayout]()
+        self._used = dict[Path, dict[int, int]]()
+        self._names = dict[tuple[Path, str], str]()
+
+    def end(self, label: str) -> None:
+        """Record where the references of the source lead, also of a zoo that had all of it."""
+        for zoo in self._zoos:
+            self._source_name(zoo, label)
+
+    def _source_name(self, zoo: OpenZoo, label: str) -> str:
+        """Return the name of the place in a zoo, and record that the zoo may follow its references there.
+
+        A folder and an archive of it have one label, and are two places.
+        """
+        if (name := self._names.get((zoo.path, label))) is None:
+            known, place = remembered(zoo.path), Path(os.path.realpath(self.place))
+            names = (label if not number else f"{label}-{number + 1}" for number in itertools.count())
+            name = next(name for name in names if known.get(name, place) == place or not known[name].exists())
+            remember(zoo.path, {name: place})
+            self._names[zoo.path, label] = name
+        return name
+
+    def _create(self, path: Path, arch: Architecture, card: Card, symmetry: Symmetry | None) -> None:
+        forget(path)
+        create_referring(path, arch=arch, card=card, symmetry=symmetry)
+
+    def _open_writer(self, zoo: OpenZoo) -> ReferenceWriter:
+        return ReferenceWriter(zoo.path)
+
+    def _write_masks(self, masks: Tensors, location: str) -> dict[str, Any]:
+        got = "a pruned one, which is computed from a mask"
+        raise SpecError(Problem(location, "weights", "those of the file", got, _STEP))
+
+    def _prepared(self, zoo: OpenZoo, tensors: Tensors, row: Row) -> list[Reference]:
+        return self._references(zoo, tensors, row)
+
+    def _write(self, zoo: OpenZoo, stacked: Tensors, rows: Sequence[Row]) -> None:
+        several = ({name: array[at] for name, array in stacked.items()} for at in range(len(rows)))
+        self._write_several(zoo, [self._references(zoo, *item) for item in zip(several, rows, strict=True)], rows)
+
+    def _write_several(self, zoo: OpenZoo, several: Sequence[list[Reference]], rows: Sequence[Row]) -> None:
+        writer = self._writer(zoo)
+        assert isinstance(writer, ReferenceWriter)
+        writer.refer(several, rows)
+        used = self._used.setdefault(zoo.path, {})
+        if not zoo.nbytes:
+            used.clear()
+        used.update((id(item.layout), item.layout.nbytes) for references in several for item in references)
+        zoo.nbytes += zoo.arch.nbytes * len(rows)
+        zoo.added += len(rows)
+        if sum(used.values()) >= MAX_LAYOUTS:
+            commit_zoo(zoo)
+
+    def _references(self, zoo: OpenZoo, tensors: Tensors, row: Row) -> list[Reference]:
+        """Return where the tensors of a checkpoint are; raise ``SpecError`` for one that lies in no file as it is."""
+        places = dict[tuple[int, int], tuple[MappedFile, list[tuple[str, int]]]]()
+        arch, empty = zoo.arch, list[str]()
+        for tensor in arch.tensors:
+            array = tensors[tensor.name]
+            if not tensor.nbytes:
+                empty.append(tensor.name)
+                continue
+            file = mapped_file(array)
+            if file is None or not array.flags.c_contiguous or not array.dtype.isnative:
+                location = f"{self.place}: {row['extra'].get('file', row['id'])}"
+                expected, got = "numbers as they lie in the file", "numbers that are packed, reordered or computed"
+                raise SpecError(Problem(location, f"tensor {tensor.name!r}", expected, got, _STEP))
+            offset = address_of(array) - file.address
+            _, own = places.setdefault((id(file), file.member_at(offset)), (file, []))
+            own.append((tensor.name, offset))
+        if not places:
+            location = f"{self.place}: {row['id']}"
+            raise SpecError(Problem(location, "tensors", "numbers in a file", "none", _STEP))
+        first, *_ = places
+        places[first][1].extend((name, first[1]) for name in empty)
+        source = self._source_name(zoo, row["source"])
+        return [self._reference(arch, file, base, own, source) for (_, base), (file, own) in places.items()]
+
+    def _reference(
+        self, arch: Architecture, file: MappedFile, base: int, own: list[tuple[str, int]], source: str
+    ) -> Reference:
+        """Return where these tensors are in a file, given with their first bytes in it."""
+        form, _ = file.forms[base]
+        start, pieces, names = outline(file, base, [offset for name, offset in own if arch[name].nbytes])
+        header = b"".join(file[base + at : base + at + count] for at, count in pieces or [(0, start - base)])
+        own_header = header if form == "safetensors" else b""
+        key = (form, pieces, own_header, tuple((name, max(0, offset - start)) for name, offset in own))
+        if (layout := self._recent.get(key)) is None:
+            places = [
+                # a tensor without elements is nowhere
+                TensorPlace(name, names(offset) if arch[name].nbytes else "", max(0, offset - start))
+                for name, offset in own
+            ]
+            places.sort(key=lambda place: (place.offset, place.tensor))
+            layout = FileLayout(form, tuple(places), pieces)
+            if len(self._recent) >= _KEPT:
+                self._recent.clear()
+            layout = self._recent[key] = self._layouts.setdefault(layout, layout)
+        status = file.status
+        digest = hashlib.sha256(header).digest()
+        return Reference(
+            source, file.path, base, start, status.st_size, inode_of(status), status.st_mtime_ns, digest, layout
+        )
+
+
+_STEP = "Copy these files with ckptzoo import SOURCE --to ZOO; or leave them out with --exclude or --skip-bad."

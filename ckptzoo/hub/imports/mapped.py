@@ -1,0 +1,187 @@
+"""Files of a source that are mapped and not read, so that each tensor is known by its place in its file."""
+
+import bisect
+import errno
+import io
+import mmap
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.hub.imports.sources import (
+    FileSource,
+    FolderSource,
+    ImportSource,
+    SourceFile,
+    TarSource,
+    WholeSource,
+    open_path,
+)
+from ckptzoo.hub.untrusted.archives import View
+from ckptzoo.hub.untrusted.formats import HEAD_BYTES, is_tar
+from ckptzoo.hub.untrusted.forms import form_of
+
+FLAT = ("safetensors", "torch", "npz", "npy", "gguf")
+"""Forms of files whose tensors may lie in them as they are in memory."""
+_COPY = "Copy the files with ckptzoo import instead."
+
+
+class MappedFile(mmap.mmap):
+    """A file of a source in memory, as the system has it, so that only what is looked at is read.
+
+    ``path`` is the file's in its source, ``place`` on this machine; ``status`` is what the system said of it when it
+    was opened; ``address`` is where its first byte is in memory. ``forms`` has the form and the size of what is read as
+    a file, by its first byte: of the file itself, or of members of an archive.
+    """
+
+    path: str
+    place: str
+    status: os.stat_result
+    address: int
+    forms: dict[int, tuple[str, int]]
+    _bases: list[int]
+
+    @classmethod
+    def of(cls, descriptor: int, path: str, place: str) -> "MappedFile":
+        """Map an open file."""
+        status = os.fstat(descriptor)
+        made = cls(descriptor, status.st_size, access=mmap.ACCESS_READ)
+        made.path, made.place, made.status, made.forms, made._bases = path, place, status, {}, []
+        made.address = address_of(np.frombuffer(made, np.uint8))
+        return made
+
+    def offset_of(self, view: memoryview) -> int:
+        """The first byte of a view of the file."""
+        return address_of(np.frombuffer(view, np.uint8)) - self.address
+
+    def member_at(self, offset: int) -> int:
+        """The first byte of what is read as a file and has a byte of this file."""
+        return self._bases[bisect.bisect_right(self._bases, offset) - 1]
+
+    def view(self, start: int, size: int, form: str) -> memoryview:
+        """What is read as a file, of a form, as a view."""
+        if start not in self.forms:
+            bisect.insort(self._bases, start)
+        self.forms[start] = form, size
+        return memoryview(self)[start : start + size]
+
+    def reopen(self) -> int:
+        """Open the file again, for another process; raise ``IntegrityError`` where another one is there now."""
+        descriptor = os.open(self.place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        now = os.fstat(descriptor)
+        facts = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
+        if any(getattr(now, fact) != getattr(self.status, fact) for fact in facts):
+            os.close(descriptor)
+            expected, step = "the same file all the time", "Link it when nothing is written to it."
+            raise IntegrityError(Problem(self.place, "file", expected, "one that changed while it was read", step))
+        return descriptor
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where the first byte of an array is in memory."""
+    return array.__array_interface__["data"][0]
+
+
+def mapped_file(array: NDArray[Any]) -> MappedFile | None:
+    """The file that an array is a view of; None for one that was computed or read."""
+    base: Any = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    base = base.obj if isinstance(base, memoryview) else base
+    return base if isinstance(base, MappedFile) else None
+
+
+class MappedStream(io.BufferedReader):
+    """A file that is open, or a member of a tar archive; what may be linked comes as a view of its map, read whole.
+
+    ``file`` gives the map of the file, in which it has ``size`` bytes from ``start``.
+    """
+
+    def __init__(self, raw: io.RawIOBase, file: Callable[[], MappedFile], path: str, start: int, size: int) -> None:
+        super().__init__(raw)
+        self._file, self._path, self._start, self._size = file, path, start, size
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size != self._size or not size or self.tell():
+            return super().read(size)
+        form = form_of(self.peek(HEAD_BYTES)[:HEAD_BYTES], self._path).name
+        if form not in FLAT:
+            return super().read(size)
+        return self._file().view(self._start, size, form)  # pyright: ignore[reportReturnType]
+
+    def member(self, start: int, size: int, path: str) -> IO[bytes]:
+        """Return the stream of a member of this archive."""
+        view = memoryview(file := self._file())[start : start + size]
+        return MappedStream(View(view), lambda: file, path, start, size)
+
+
+def open_mapped(path: Path) -> ImportSource:
+    """Open a local folder, tar archive or file that is mapped; raise ``ZooError`` where nothing is there."""
+    if path.is_dir():
+        return MappedFolder(path)
+    if not path.is_file():
+        return open_path(path)
+    root = Path(os.path.realpath(path))
+    blob = WholeSource(str(path), root.name, path.stat().st_size, partial(_open_inside, root.parent, root.name))
+    with blob.open() as stream:
+        is_archive = is_tar(stream.read(HEAD_BYTES))
+    return MappedTar(blob) if is_archive else FileSource(blob)
+
+
+class MappedTar(TarSource):
+    """A tar archive that is not packed, whose members are mapped."""
+
+    def files(self) -> Iterator[SourceFile]:
+        with self._blob.open() as whole:
+            assert isinstance(whole, MappedStream)
+            for file in super().files():
+                assert file.start is not None
+                yield replace(file, open=partial(whole.member, file.start, file.size, file.path))
+
+
+class MappedFolder(FolderSource):
+    """A folder, as ``FolderSource``; links are followed to files inside it."""
+
+    def file(self, path: str) -> SourceFile:
+        return SourceFile(path, self.sizes[path], self._opener(path))
+
+    def _opener(self, path: str) -> Callable[[], IO[bytes]]:
+        return partial(_open_inside, self._path, path)
+
+
+def _open_inside(root: Path, path: str) -> IO[bytes]:
+    """Open a regular file in a folder; one that a link leads out of the folder to is refused, by ``ZooError``."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    place = f"{root}/{path}"
+    try:
+        descriptor = os.open(place, flags)
+    except OSError as error:
+        # the errors of a last part that is a link: Linux and macOS, FreeBSD
+        if error.errno not in (errno.ELOOP, errno.EMLINK):
+            raise
+        real, whole = os.path.realpath(f"{root}/{path}"), os.path.realpath(root)
+        if not real.startswith(f"{whole}/"):
+            step = f"Link the folder that holds both. {_COPY}"
+            problem = Problem(f"{root}/{path}", "file", "one in the folder that is linked", f"a link to {real}", step)
+            raise ZooError(problem) from None
+        path, place = real[len(whole) + 1 :], real
+        descriptor = os.open(real, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ZooError(Problem(f"{root}/{path}", "file", "a regular file", "another", "Leave it out."))
+    raw, made = io.FileIO(descriptor), list[MappedFile]()
+
+    def mapped() -> MappedFile:
+        if not made:
+            made.append(MappedFile.of(descriptor, path, place))
+        return made[0]
+
+    return MappedStream(raw, mapped, path, 0, os.fstat(descriptor).st_size)

@@ -106,7 +106,7 @@ READS: dict[str, Callable[[Any], object]] = {
     "where recipe == ... and seed < 1000": lambda zoo: len(zoo.where("recipe == 'mnist-optunet' and seed < 1000")),
     "where extra.lr == 0.05": lambda zoo: len(zoo.where("extra.lr == 0.05")),
     "zoo[i], weights and row": lambda zoo: (zoo[len(zoo) // 2]["a"], zoo[len(zoo) // 2].row["id"]),
-    "zoo[name][:], one layer of everyone": lambda zoo: np.asarray(zoo["a"]),
+    "zoo[name], one layer of everyone": lambda zoo: np.asarray(zoo["a"]),
     "stream, in order, all rows": lambda zoo: streamed(zoo, None, batch_size=BATCH),
     "stream, shuffled, 50 batches of 256": lambda zoo: streamed(zoo, 50, batch_size=256, shuffle=True),
     "last_steps": lambda zoo: len(zoo.last_steps()),

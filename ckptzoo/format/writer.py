@@ -351,6 +351,11 @@ class Writer:
     def check(self, weights: Mapping[str, Any] | Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the tensors (1, *shape) and the row of one checkpoint as ``add`` takes them; nothing is added.
 
+        Parameters
+        ----------
+        weights, row
+            as for ``add`` with one checkpoint.
+
         Raises
         ------
         SpecError
@@ -361,6 +366,11 @@ class Writer:
 
     def check_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return a row as ``add`` takes it; nothing is added.
+
+        Parameters
+        ----------
+        row
+            as for ``add``.
 
         Raises
         ------

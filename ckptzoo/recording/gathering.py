@@ -46,8 +46,18 @@ _SET_ASIDE = "Move the file away, and look at what wrote it; the others are gath
 class Gathered(PrintedResult, JsonFields):
     """The result of ``gather``.
 
-    ``parts`` are the names of the new parts; ``checkpoints`` and ``members`` count what was added, ``there`` the
-    checkpoints that the zoo had already, whose files are removed. ``problems`` are those of files that were left.
+    Parameters
+    ----------
+    zoo
+        the zoo's folder as it was given.
+    parts
+        names of the new parts.
+    checkpoints, members
+        numbers of what was added.
+    there
+        checkpoints that the zoo had already, of a call that was killed; their files are removed.
+    problems
+        why files were left.
     """
 
     zoo: str
@@ -58,7 +68,13 @@ class Gathered(PrintedResult, JsonFields):
     problems: tuple[Problem, ...]
 
     def print(self, console: Any = None) -> None:
-        """Print what was added, and every problem."""
+        """Print what was added, and every problem.
+
+        Parameters
+        ----------
+        console
+            by default that of the standard output.
+        """
         from rich.console import Console
 
         screen = console or Console()

@@ -59,7 +59,13 @@ class RecordCallback(pl.Callback):
         return {"member": self._member}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with the member of a checkpoint of the trainer."""
+        """Go on with the member of a checkpoint of the trainer.
+
+        Parameters
+        ----------
+        state_dict
+            what ``state_dict`` returned.
+        """
         self._member = state_dict.get("member") or self._member
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -67,7 +67,7 @@ class MappedFile(mmap.mmap):
         return self._bases[bisect.bisect_right(self._bases, offset) - 1]
 
     def view(self, start: int, size: int, form: str) -> memoryview:
-        """What is read as a file, of a form, as a view."""
+        """A view of the bytes that are read as a file of a form."""
         if start not in self.forms:
             bisect.insort(self._bases, start)
         self.forms[start] = form, size

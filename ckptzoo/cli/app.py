@@ -28,6 +28,7 @@ from ckptzoo.cli.hub import card, contribute, pull, push, review, search
 from ckptzoo.cli.imports import import_
 from ckptzoo.cli.options import Settings, complain
 from ckptzoo.cli.parsing import check_values
+from ckptzoo.cli.releases import cite, release
 from ckptzoo.cli.serve import serve
 from ckptzoo.cli.splits import splits
 from ckptzoo.cli.study import mmd, study
@@ -56,7 +57,7 @@ app.command()(catalogue)
 app.command("import")(import_)
 app.command()(collection)
 app.add_typer(splits)
-for _command in (search, pull, push, card, contribute, review, compact, retract, doctor):
+for _command in (search, pull, push, card, release, cite, contribute, review, compact, retract, doctor):
     app.command()(_command)
 app.add_typer(cache)
 app.add_typer(serve)

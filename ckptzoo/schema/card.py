@@ -23,6 +23,8 @@ MAX_PICTURES, MAX_CAPTION = 16, 300
 
 # names have 96 characters at most, as on the Hugging Face hub
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+# prefix and suffix (DOI Handbook, 2.2); braces and quotes would end a field of BibTeX
+_DOI = re.compile(r"10\.\d{4,9}/[!#-z|~]{1,200}")
 _PICTURE_FILE = re.compile(r"(?=.{5,100}\Z)[A-Za-z0-9][A-Za-z0-9._-]*\.png")
 _LISTS = {"authors", "tags"}
 _STEP = "Correct it in the card."
@@ -99,6 +101,8 @@ class Card:
         who made it.
     citation
         BibTeX, or empty.
+    doi
+        of the zoo, such as ``10.5281/zenodo.1234``, or empty.
     tags
         further tags for the hub's search.
     title
@@ -132,6 +136,7 @@ class Card:
     dataset: str = ""
     authors: tuple[str, ...] = ()
     citation: str = ""
+    doi: str = ""
     tags: tuple[str, ...] = ()
     title: str = ""
     repository: str = ""
@@ -243,6 +248,8 @@ def _expected(name: str, value: Any) -> str | None:
         return f"at most {MAX_TEXT:,} characters of Unicode"
     if name == "name" and not texts[0].strip():
         return "a name"
+    if name == "doi" and texts[0] and not _DOI.fullmatch(texts[0]):
+        return "a DOI as 10.5281/zenodo.1234"
     if name == "repository" and texts[0] and not _REPOSITORY.fullmatch(texts[0]):
         return "organisation/name"
     if name == "tags" and (len(texts) > MAX_TAGS or any(not _is_tag(text) for text in texts)):

@@ -299,8 +299,9 @@ def contributors(card: Card, rows: pa.Table) -> str:
 
 
 def citation(card: Card) -> str:
-    """Return BibTeX, or nothing."""
-    return fenced(card.citation.strip(), "bibtex") if card.citation.strip() else ""
+    """Return DOI and BibTeX, or nothing."""
+    doi = f"DOI: {code(card.doi)}." if card.doi else ""
+    return "\n\n".join(filter(None, (doi, fenced(card.citation.strip(), "bibtex") if card.citation.strip() else "")))
 
 
 def columns(rows: pa.Table) -> str:

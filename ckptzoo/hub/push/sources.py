@@ -45,7 +45,7 @@ class LocalPart:
 
 @dataclass(frozen=True)
 class LocalZoo:
-    """A zoo's folder: documents, splits, releases, card files with pictures, and parts: raw first, each tree's in order."""
+    """A zoo's folder: documents, splits, releases, card files, pictures, and parts: raw first, each tree in order."""
 
     root: Path
     documents: dict[str, LocalFile]

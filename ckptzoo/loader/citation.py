@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.format.files import Files
 from ckptzoo.loader.selection import standing
 from ckptzoo.schema.card import CARD_TOML, MAX_CARD_BYTES, Card
 from ckptzoo.schema.documents import JsonFields, digest_of
+from ckptzoo.schema.release import Release
 
 if TYPE_CHECKING:
     from ckptzoo.loader.zoo import Zoo
@@ -134,24 +137,37 @@ def _author(name: str) -> str:
     return escaped(name) if is_one else f"{{{escaped(name)}}}"
 
 
-def cite(zoo: "Zoo", rows: NDArray[np.int64], steps: tuple[str, ...] | None) -> Citation:
+def card_if_any(files: Files) -> Card | None:
+    """Return the card of a zoo; None where it has none."""
+    if files.size(CARD_TOML) is None:
+        return None
+    return Card.from_bytes(files.read(CARD_TOML, max_bytes=MAX_CARD_BYTES), location=f"{files.name}/{CARD_TOML}")
+
+
+def cite(
+    zoo: "Zoo",
+    rows: NDArray[np.int64],
+    steps: tuple[str, ...] | None,
+    card: Card | None,
+    *,
+    releases: Sequence[Release],
+    address: str = "",
+) -> Citation:
     """Return the citation of a selection.
 
     ``rows`` are its checkpoints among all of the zoo; ``steps`` are the calls that select it, where they are known.
+    Where there is no ``address``, it is that of the card's repository.
     """
-    files, all_rows = zoo.contents.files, standing(zoo.contents)
-    card = None
-    if files.size(CARD_TOML) is not None:
-        data = files.read(CARD_TOML, max_bytes=MAX_CARD_BYTES)
-        card = Card.from_bytes(data, location=f"{files.name}/{CARD_TOML}")
-    release = next((item for item in reversed(zoo.releases) if item.revision == zoo.revision), None)
+    all_rows = standing(zoo.contents)
+    release = next((item for item in reversed(releases) if item.revision == zoo.revision), None)
     if release is not None:
         year = release.created.year
     else:
         times = zoo.column("created").drop_null()
         year = max(times.to_pylist()).year if len(times) else None
     word = re.sub(r"[^A-Za-z0-9-]+", "-", zoo.name)[:60].strip("-") or "zoo"
-    address = f"hf://datasets/{card.repository}" if card is not None and card.repository else ""
+    if not address and card is not None and card.repository:
+        address = f"hf://datasets/{card.repository}"
     return Citation(
         f"{word}-{zoo.revision.removeprefix('sha256:')[:8]}",
         zoo.name,
@@ -165,7 +181,7 @@ def cite(zoo: "Zoo", rows: NDArray[np.int64], steps: tuple[str, ...] | None) -> 
         len(all_rows),
         digest_of(zoo.ids),
         "" if card is None else card.doi,
-        address if files.here is not None else zoo.address,
+        address,
     )
 
 

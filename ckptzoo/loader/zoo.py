@@ -19,7 +19,7 @@ from ckptzoo.format.releases import read_release, read_releases
 from ckptzoo.format.splits import COLUMNS, part_numbers, read_split, split_names
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
-from ckptzoo.loader.citation import Citation, cite, condition_code, slice_code
+from ckptzoo.loader.citation import Citation, card_if_any, cite, condition_code, slice_code
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.readers import cast_reader
@@ -519,7 +519,9 @@ class Zoo:
         >>> zoo[[3, 5, 6, 7]].cite().selection
         '.take([3, *range(5, 8)])'
         """
-        return cite(self, self._selection.rows, self._steps)
+        files, rows = self._contents.files, self._selection.rows
+        address = "" if files.here is not None else files.name
+        return cite(self, rows, self._steps, card_if_any(files), releases=self.releases, address=address)
 
     @overload
     def __getitem__(self, key: str | tuple[str, str]) -> StackedTensor: ...

@@ -13,7 +13,7 @@ from ckptzoo.text import shortened
 
 CARD_TOML = "card.toml"
 """The file of what a person wrote, beside the README.md that is made from it."""
-CARDS = (layout.README, CARD_TOML)
+CARDS = (layout.README, CARD_TOML, layout.CROISSANT)
 """Files written by people, or made from those, which newer ones replace, as the pictures are."""
 MAX_TEXT = 100_000
 """The maximum number of characters of one field."""
@@ -113,6 +113,9 @@ class Card:
         how the members were trained, in Markdown.
     notes
         what a user should know besides, such as known gaps, in Markdown.
+    use_cases, limitations, biases, social_impact, personal_information
+        what the zoo is good for and what not, what is over- or underrepresented in it, what it may lead to, and what it
+        says of persons, in Markdown.
     pictures
         shown on the page, in this order.
 
@@ -142,6 +145,11 @@ class Card:
     repository: str = ""
     training: str = ""
     notes: str = ""
+    use_cases: str = ""
+    limitations: str = ""
+    biases: str = ""
+    social_impact: str = ""
+    personal_information: str = ""
     pictures: tuple[Picture, ...] = ()
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ DOCUMENTS = (ARCHITECTURE, SYMMETRY, ZOO)
 COLLECTION, COLLECTION_ROWS = "collection.json", "collection.parquet"
 """The files of a collection, a folder of zoos."""
 README = "README.md"
+CROISSANT = "croissant.json"
 PARTS = "parts"
 DERIVED = "derived"
 SNAPSHOTS = "snapshots"

@@ -8,13 +8,14 @@ READY := $(VENV)/.ready
 # The environment of quickstart, a fraction of the other's size.
 SMALL ?= .venv-quickstart
 
-.PHONY: quickstart posterior-mnist dist-check test test-fast test-all docs tutorials links lint format explorer explorer-check bench gpu clean
+.PHONY: quickstart posterior-mnist dist-check test test-fast test-all docs tutorials links lint format explorer explorer-check bench bench-list gpu clean
 .DEFAULT_GOAL := quickstart
 
 $(READY): pyproject.toml constraints.txt
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV) from constraints.txt"
-	@$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+# not compiled: most of the 25,000 modules are never imported, and pip compiles them one after the other
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $(READY)
 
 ifneq ($(SMALL),$(VENV))
@@ -52,12 +53,13 @@ docs: $(READY)  ## the documentation, in site/: any warning is an error; no netw
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet --strict
 	@echo site/index.html
 
-tutorials: $(READY)  ## what pages show of programs, written again: outputs of tutorials, commands, diagrams
+tutorials: $(READY)  ## what pages show of programs, written again: outputs of tutorials, commands, figures, diagrams
 	@$(PY) -m tests.support.tutorials
 	@$(PY) docs/commands.py
 	@$(PY) docs/forms.py
 	@$(PY) docs/catalogue.py
 	@$(PY) docs/recipes.py
+	@$(PY) docs/benchmarks.py
 	@$(PY) docs/diagrams.py
 
 links: $(READY)  ## addresses outside that pages name; needs a network
@@ -82,26 +84,12 @@ explorer-check:  ## build them elsewhere and compare every byte with what is com
 	@cd $(WEB) && npm ci --ignore-scripts --silent && npm run --silent check && rm -rf node_modules/.bundle \
 		&& node build.mjs node_modules/.bundle && diff -r bundle node_modules/.bundle && echo "The bundle is that of its sources."
 
-bench: $(READY)  ## side-by-side measurements (minutes); tables on screen, JSON in bench-results/
-	@$(PY) benchmarks/layers.py
-	@$(PY) benchmarks/train.py
-	@$(PY) benchmarks/resnet.py
-	@$(PY) benchmarks/posterior.py
-	@$(PY) benchmarks/hmc.py
-	@$(PY) benchmarks/symmetry.py
-	@$(PY) benchmarks/alignment.py
-	@$(PY) benchmarks/mass.py
-	@$(PY) benchmarks/curvature.py
-	@$(PY) benchmarks/mmd.py --columns 65536
-	@$(PY) benchmarks/pairwise_mi.py
-	@$(PY) benchmarks/predict.py
-	@$(PY) benchmarks/learning.py
-	@$(PY) benchmarks/server.py
-	@$(PY) benchmarks/hosting.py
-	@$(PY) benchmarks/shared.py
-	@$(PY) benchmarks/remote.py
-	@$(PY) benchmarks/imports.py
-	@$(PY) -m benchmarks.explorer
+# Pages show what was measured, also where a program failed.
+bench: $(READY)  ## measure what changed since it was measured, ONLY="layers mmd" these, AGAIN=1 all; tables in docs/
+	@$(PY) -m benchmarks $(ONLY) $(if $(AGAIN),--again); status=$$?; $(PY) docs/benchmarks.py && exit $$status
+
+bench-list: $(READY)  ## the programs that bench runs: minutes of each on two idle cores, and when it was measured
+	@$(PY) -m benchmarks $(ONLY) --list
 
 MINUTES ?= 8
 OUT ?= bench-results/gpu

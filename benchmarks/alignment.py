@@ -10,10 +10,9 @@ with the value that was reached as a share of the best: weights that fit better 
 """
 
 import argparse
-import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from scipy.optimize import linear_sum_assignment
 
 import ckptzoo
 from benchmarks.checkouts import Task, compare, show
-from benchmarks.layers_report import machine
+from benchmarks.figures import Figure, figure, machine, turns, write
 from ckptzoo import archs
 from ckptzoo.schema.groups import Like
 from ckptzoo.schema.symmetry import Symmetry
@@ -34,6 +33,7 @@ from ckptzoo.symmetry import GroupElement, align, apply, barycentre
 from ckptzoo.symmetry.arrays import by_channel, positions
 
 ROOT = Path(__file__).resolve().parent.parent
+_BARYCENTRE = "barycentre of "
 Weights = dict[str, np.ndarray]
 Contender = Callable[[Weights, Weights], Weights]
 
@@ -210,13 +210,13 @@ def race(name: str, count: int, repeats: int) -> list[dict[str, Any]]:
         contenders["rebasin"] = peer
     seconds: dict[str, list[float]] = {key: [] for key in contenders}
     values: dict[str, float] = {}
-    for repeat in range(repeats + 1):
-        for key, contender in contenders.items():
-            started = time.perf_counter()
-            made = contender(weights, reference)
-            if repeat or repeats == 1:
-                seconds[key].append(time.perf_counter() - started)
-            values[key] = value(made, reference)
+    for contender in contenders.values():
+        contender(weights, reference)  # compiles, and fills caches
+    for key in turns(contenders, repeats):
+        started = time.perf_counter()
+        made = contenders[key](weights, reference)
+        seconds[key].append(time.perf_counter() - started)
+        values[key] = value(made, reference)
     best = max(values.values())
     return [
         {
@@ -224,30 +224,36 @@ def race(name: str, count: int, repeats: int) -> list[dict[str, Any]]:
             "networks": count,
             "contender": key,
             "seconds": statistics.median(taken),
+            "all": taken,
             "value": values[key] / best,
         }
         for key, taken in seconds.items()
     ]
 
 
-def mean_of_many(count: int) -> list[dict[str, Any]]:
+def mean_of_many(count: int, repeats: int) -> list[dict[str, Any]]:
     """The barycentre of perceptrons."""
     name = "mlp-784-64-10"
     weights = random_weights(name, count, 0)
-    started = time.perf_counter()
-    found = barycentre(lambda: [weights], name)
-    seconds = {"ckptzoo": time.perf_counter() - started}
-    values = {"ckptzoo": pair_sum(apply(found.element, weights, archs.symmetry(name)))}
-    started = time.perf_counter()
-    made = frank_wolfe(weights)
-    seconds["Frank-Wolfe"], values["Frank-Wolfe"] = time.perf_counter() - started, pair_sum(made)
+    contenders: dict[str, Callable[[], Weights]] = {
+        "ckptzoo": lambda: apply(barycentre(lambda: [weights], name).element, weights, archs.symmetry(name)),
+        "Frank-Wolfe": lambda: frank_wolfe(weights),
+    }
+    seconds: dict[str, list[float]] = {key: [] for key in contenders}
+    values: dict[str, float] = {}
+    for key in turns(contenders, repeats):
+        started = time.perf_counter()
+        made = contenders[key]()
+        seconds[key].append(time.perf_counter() - started)
+        values[key] = pair_sum(made)
     best = max(values.values())
     return [
         {
-            "task": f"barycentre of {name}",
+            "task": f"{_BARYCENTRE}{name}",
             "networks": count,
             "contender": key,
-            "seconds": taken,
+            "seconds": statistics.median(taken),
+            "all": taken,
             "value": values[key] / best,
         }
         for key, taken in seconds.items()
@@ -274,6 +280,21 @@ TASKS: dict[str, Task] = {
 """Timed with ``--beside``."""
 
 
+def figures(rows: list[dict[str, Any]]) -> Iterator[Figure]:
+    """Seconds, and the values that were reached."""
+    for row in rows:
+        yield figure("alignment", _title(row), row["contender"], row["all"], "s")
+    for row in rows:
+        yield figure("values", _title(row), row["contender"], [row["value"]], "of the best")
+
+
+def _title(row: dict[str, Any]) -> str:
+    many, task = f"{row['networks']:,} ", row["task"]
+    if task.startswith(_BARYCENTRE):
+        return f"{_BARYCENTRE}{many}{task.removeprefix(_BARYCENTRE)}"
+    return f"{many}{task}" if row["networks"] > 1 else task
+
+
 def main() -> None:
     """Measure, print the table, and write JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -290,7 +311,7 @@ def main() -> None:
     console, rows = Console(), race("optunet", chosen.optunets, chosen.repeats)
     for name in chosen.networks:
         rows += race(name, 1, chosen.repeats)
-    rows += mean_of_many(chosen.members)
+    rows += mean_of_many(chosen.members, chosen.repeats)
     table = Table(box=SIMPLE_HEAD, title="alignment with one reference")
     for column in ("task", "networks", "contender", "ms", "value, best 1"):
         table.add_column(column, justify="left" if column in ("task", "contender") else "right")
@@ -298,8 +319,7 @@ def main() -> None:
         reached = f"{row['value']:.4f}" if "value" in row else ""
         table.add_row(row["task"], f"{row['networks']:,}", row["contender"], f"{1e3 * row['seconds']:,.1f}", reached)
     console.print(table)
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps({"machine": machine(ROOT), "rows": rows}, indent=2, allow_nan=False))
+    write(chosen.json, list(figures(rows)), {"machine": machine(ROOT), "rows": rows})
 
 
 if __name__ == "__main__":

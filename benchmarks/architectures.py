@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,14 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from benchmarks.figures import Figure, write
 from ckptzoo.errors import ZooError
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, count, fold, trace
 from ckptzoo.symmetry.tracing.graph import Float64Mode
 
 Made = tuple[nn.Module, Any]
 """A module and an example input."""
+ROOT = Path(__file__).resolve().parent.parent
 IMAGES = (2, 3, 32, 32)
 
 
@@ -513,6 +516,7 @@ def main() -> None:
     parser.add_argument("--published", action="store_true", help="which networks of torchvision and timm trace")
     parser.add_argument("--families", action="store_true", help="the table of families of transformers and timm")
     parser.add_argument("--only", default="", help="networks whose names have this in them")
+    parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "architectures.json", help="of the table")
     chosen = parser.parse_args()
     if chosen.published:
         _print_published(chosen.only)
@@ -520,11 +524,18 @@ def main() -> None:
     if chosen.families:
         _print_families(chosen.only)
         return
+    figures: list[Figure] = []
     print("| " + " | ".join(COLUMNS) + " |")
     print("|---|" + "--:|" * (len(COLUMNS) - 1))
     for name in SMALL:
         if chosen.only in name:
-            print("| " + " | ".join(measured(name).cells) + " |", flush=True)
+            cells = measured(name).cells
+            print("| " + " | ".join(cells) + " |", flush=True)
+            figures += [
+                {"table": "counts", "row": cells[0], "column": column, "text": text}
+                for column, text in zip(COLUMNS[1:], cells[1:], strict=True)
+            ]
+    write(chosen.json, figures, {})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Tasks of a benchmark timed in this checkout and in another one, in turns, by a process of each.
 
 A benchmark that takes ``--beside CHECKOUT`` has ``TASKS``: functions by name that prepare a task and return a function
-that does it once. The module is this checkout's in both processes; the ckptzoo that it imports is that of each.
+that does it once. The module, and all of ``benchmarks``, is this checkout's in both processes; the ckptzoo that it
+imports is that of each.
 """
 
 import importlib.util
 import json
-import random
 import statistics
 import subprocess
 import sys
@@ -19,10 +19,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import ratios, turns
+
 ROOT = Path(__file__).resolve().parent.parent
 Task = Callable[[], Callable[[], object]]
 _WORKER = """
-import importlib.util, sys
+import importlib.util, os.path, sys, types
+package = sys.modules["benchmarks"] = types.ModuleType("benchmarks")
+package.__path__ = [os.path.dirname(sys.argv[1])]
 spec = importlib.util.spec_from_file_location("checkouts", sys.argv[1])
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
@@ -41,7 +45,7 @@ class Timed:
     @property
     def ratios(self) -> list[float]:
         """Processor seconds of this checkout over the other's, repeat by repeat."""
-        return [one / other for one, other in zip(*self.processor, strict=True)]
+        return ratios(*self.processor)
 
 
 def answer(path: str) -> None:
@@ -76,7 +80,7 @@ def compare(module: Path, names: Sequence[str], checkout: Path, repeats: int) ->
     repeats
         Of each task in each checkout.
     """
-    order, found = random.Random(0), [Timed(name) for name in names]
+    found = [Timed(name) for name in names]
     with ExitStack() as stack:
         workers = [
             stack.enter_context(
@@ -88,11 +92,10 @@ def compare(module: Path, names: Sequence[str], checkout: Path, repeats: int) ->
             for folder in (ROOT, checkout.resolve())
         ]  # fmt: skip
         for timed in found:
-            for _ in range(repeats):
-                for which in order.sample(range(2), 2):
-                    wall, processor = _asked(workers[which], timed.name)
-                    timed.wall[which].append(wall)
-                    timed.processor[which].append(processor)
+            for which in turns(range(len(workers)), repeats):
+                wall, processor = _asked(workers[which], timed.name)
+                timed.wall[which].append(wall)
+                timed.processor[which].append(processor)
         for worker in workers:
             assert worker.stdin is not None
             worker.stdin.close()

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ckptzoo
-from benchmarks.layers_report import machine
+from benchmarks.figures import Figure, figure, machine, turns, write
 from ckptzoo import archs
 from ckptzoo.derive import derive
 from ckptzoo.explorer import page as write_page
@@ -276,6 +276,28 @@ def tasks(session: Any) -> float:
     return metrics["TaskDuration"]
 
 
+SHOWN = {
+    "file_kb": ("file", 1e3, "bytes"),
+    "first_paint_ms": ("first paint", 1e-3, "s"),
+    "ready_ms": ("ready", 1e-3, "s"),
+    "redraw_ms": ("script of a redraw while brushing", 1e-3, "s"),
+    "move_ms": ("main thread for one move of a brush", 1e-3, "s"),
+    "heap_mb": ("heap", 1e6, "bytes"),
+    "build_s": ("making the page", 1.0, "s"),
+    "build_mib": ("resident memory while making it", 2**20, "bytes"),
+}
+"""What the documentation shows of each figure: its name there, and its size in the unit."""
+
+
+def figures(rows: list[dict[str, Any]]) -> Iterator[Figure]:
+    """Those of ``SHOWN`` that a row has, quantity by quantity."""
+    for key, (title, factor, unit) in SHOWN.items():
+        for row in rows:
+            if key in row:
+                values = [factor * run[key] for run in row.get("runs", [row]) if key in run] or [factor * row[key]]
+                yield figure("pages", title, f"{row['contender']}, {row['members']:,}", values, unit)
+
+
 def medians(rows: list[dict[str, float]]) -> dict[str, float]:
     """Of each figure."""
     return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
@@ -303,13 +325,16 @@ def main() -> None:
                 ours, theirs = folder / f"{members}.html", folder / f"{members}-altair.html"
                 found = {"ckptzoo": build(path, ours, []), "altair": by_altair(ckptzoo.open(path), ours, theirs)}
                 pages = {"ckptzoo": (ours, "#measures svg"), "altair": (theirs, "#vis svg.marks")}
-                for contender, (page, svg) in pages.items():
-                    times = medians([opened(browser, page, svg) for _ in range(chosen.repeats)])
-                    rows.append({"contender": contender, "members": members, **found[contender], **times})
+                times: dict[str, list[dict[str, float]]] = {contender: [] for contender in pages}
+                for contender in turns(pages, chosen.repeats):
+                    times[contender].append(opened(browser, *pages[contender]))
+                for contender, runs in times.items():
+                    row = {"contender": contender, "members": members, **found[contender], **medians(runs)}
+                    rows.append({**row, "runs": runs})
         if chosen.resnets:
             path = resnets(folder / "resnets", chosen.resnets)
-            figures = build(path, folder / "resnets.html", ["layer4.1.conv2"])
-            rows.append({"contender": "ckptzoo, one layer of ResNet-18", "members": chosen.resnets, **figures})
+            spent = build(path, folder / "resnets.html", ["layer4.1.conv2"])
+            rows.append({"contender": "ckptzoo, one layer of ResNet-18", "members": chosen.resnets, **spent})
     console, facts = Console(width=200), machine(ROOT)
     table = Table(title="Pages of zoos", box=SIMPLE_HEAD)
     names = [
@@ -331,14 +356,13 @@ def main() -> None:
         )
     console.print(table)
     for row in rows:
-        for figure, aims in AIMS.items():
+        for name, aims in AIMS.items():
             aim = aims[row["members"] > FEW or "ResNet" in row["contender"]]
-            if row["contender"] != "altair" and figure in row and aim is not None:
-                console.print(f"{row['contender']}, {row['members']:,}: {figure} {row[figure]:,.3g} (aim {aim:,})")
+            if row["contender"] != "altair" and name in row and aim is not None:
+                console.print(f"{row['contender']}, {row['members']:,}: {name} {row[name]:,.3g} (aim {aim:,})")
     console.print(f"script {len(bundle().script) / 1000:.1f} kB, style {len(bundle().style) / 1000:.1f} kB")
     console.print(f"{facts['cpu']}, {facts['cores']} cores")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    write(chosen.json, list(figures(rows)), {"machine": facts, "rows": rows})
 
 
 if __name__ == "__main__":

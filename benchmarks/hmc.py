@@ -8,7 +8,6 @@ of a gradient is that of all chains together, divided by chains and leapfrog ste
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.layers_report import machine
+from benchmarks.figures import Figure, figure, machine, ratios, turns, write
 from builders import posterior, rng, sources
 from builders.posterior.log_density import examples_last, log_density
 from builders.posterior.method import Method, Surroundings
@@ -127,7 +126,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="of which the median is printed (default 5)")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "hmc.json", help="where figures go")
     chosen = parser.parse_args()
-    method, rows = method_of(chosen.examples, chosen.leapfrogs), list[dict[str, Any]]()
+    method = method_of(chosen.examples, chosen.leapfrogs)
+    rows, figures = list[dict[str, Any]](), list[Figure]()
     source = sources.load(method.recipe)
     title = f"{method.recipe.architecture}, {chosen.examples:,} examples, {available_cores()} cores"
     table = Table(box=SIMPLE_HEAD, title=title)
@@ -140,22 +140,25 @@ def main() -> None:
             "blackjax, one by one": of_blackjax(method, source, chains, together=False),
         }
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(chosen.repeats):
-            for name, take in contenders.items():
-                seconds[name].append(take(chosen.transitions))
+        for name in turns(contenders, chosen.repeats):
+            seconds[name].append(contenders[name](chosen.transitions))
         gradients = chains * chosen.transitions * chosen.leapfrogs
         least = {name: min(taken) for name, taken in seconds.items()}
         for name, taken in seconds.items():
             median, ratio = statistics.median(taken), least["builder"] / least[name]
-            figures = (f"{1e3 * median / gradients:.3f}", f"{1e3 * least[name] / gradients:.3f}", f"{ratio:.2f}")
-            table.add_row(f"{chains}", name, *figures)
+            cells = (f"{1e3 * median / gradients:.3f}", f"{1e3 * least[name] / gradients:.3f}", f"{ratio:.2f}")
+            table.add_row(f"{chains}", name, *cells)
             rows.append({"chains": chains, "contender": name, "gradient_seconds": median / gradients, "all": taken})
+            title = f"{chains} chain{'s' * (chains > 1)}"
+            figures.append(figure("gradient", title, name, [one / gradients for one in taken], "s"))
+            if name != "builder":
+                compared = ratios(seconds["builder"], taken)
+                figures.append(figure("gradient", title, f"builder over {name}", compared, "times"))
         best = min(taken for name, taken in least.items() if name != "builder")
         reached = "reached" if least["builder"] <= AIM * best else "missed"
         table.add_row("", f"aim, at most {AIM:.2f}: {reached}", "", "", f"{least['builder'] / best:.2f}")
     Console(width=110).print(table)
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps({"machine": machine(ROOT), "rows": rows}, indent=2, allow_nan=False))
+    write(chosen.json, figures, {"machine": machine(ROOT), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import Figure, figure, write
 from ckptzoo.server.access import CONTRIBUTE, ROLES, WRITE, AccessTarget, Subject, TokenLimits, may
 from ckptzoo.server.service import Service, database_of
 from ckptzoo.server.store import repositories
@@ -79,10 +80,27 @@ def main() -> None:
             "beside gc": beside_gc.summary(),
         }
         show(figures)
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps(figures, indent=1) + "\n")
+        write(chosen.json, list(figures_of(figures)), figures)
     finally:
         shutil.rmtree(folder)
+
+
+def figures_of(figures: dict[str, Any]) -> Iterator[Figure]:
+    """Pages, decisions, and what upkeep takes and leaves to uploads."""
+    for name, times in figures["pages"].items():
+        row = f"{name} ({figures['settings']['zoos']:,} zoos)" if name == "listing" else name
+        for key, column in (("first", "the first time"), ("p50", "median"), ("p95", "95 % within")):
+            yield figure("pages", row, column, [times[key] / 1e3], "s")
+    for name, microseconds in figures["may"].items():
+        yield figure("upkeep", f"one decision about a role, {name}", "time", [microseconds / 1e6], "s")
+    saved, collected = figures["backup"], figures["gc"]
+    yield figure(
+        "upkeep", f"backup of the database, {saved['database bytes'] / 1e6:.0f} MB", "time", [saved["database"]], "s"
+    )
+    yield figure("upkeep", f"backup with {saved['blobs']:,} linked files", "time", [saved["all"]], "s")
+    yield figure("upkeep", f"collecting {collected['files']:,} files", "time", [collected["seconds"]], "s")
+    for name, found in figures["uploads"].items():
+        yield figure("upkeep", f"the longest request of an upload, {name}", "time", [found["max"] / 1e3], "s")
 
 
 PAGES = {
@@ -119,7 +137,9 @@ def fill(root: Path, zoos: int, blobs: int) -> str:
 def store(service: Service, name: str, files: dict[str, bytes]) -> None:
     """One repository with one commit; without flushing each blob to the disk, as a real commit does."""
     for data in files.values():
-        service.blobs.path(hashlib.sha256(data).hexdigest()).write_bytes(data)
+        path = service.blobs.path(hashlib.sha256(data).hexdigest())
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
     with service.database.writing() as connection:
         repository = repositories.create(connection, "dataset", name, private=False, author="lab0")
         trees, history = Trees(connection, repository.id), History(connection, repository.id)

@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.layers_report import machine
+from benchmarks.figures import Figure, figure, machine, turns, write
+from benchmarks.layers_measure import human
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ((8, 1, 5, 5), (8,), (6, 8, 5, 5), (6,), (4, 6, 2, 2), (4,), (20, 36), (20,), (10, 20), (10,))
@@ -208,15 +209,12 @@ def measure(counts: dict[str, int], repeats: int, folder: Path, beside: Path | N
             renamed = source.with_name(f"{source.name}{_RENAMED}")
             commands[f"import of {beside.name}"] = IMPORT, renamed if renamed.is_dir() else source, beside.resolve()
         found: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
-        for _ in range(repeats):
-            for name, (contender, path, checkout) in commands.items():
-                command = [sys.executable, __file__, "--run", task, contender, str(path)]
-                environment = {**os.environ, "PYTHONPATH": str(checkout)}
-                done = subprocess.run(
-                    command, capture_output=True, text=True, check=True, cwd=checkout, env=environment
-                )
-                runs = found[name]
-                runs.append(json.loads(done.stdout))
+        for name in turns(commands, repeats):
+            contender, path, checkout = commands[name]
+            command = [sys.executable, __file__, "--run", task, contender, str(path)]
+            environment = {**os.environ, "PYTHONPATH": str(checkout)}
+            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=checkout, env=environment)
+            found[name].append(json.loads(done.stdout))
         for name, runs in found.items():
             medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
             rows.append(
@@ -225,6 +223,17 @@ def measure(counts: dict[str, int], repeats: int, folder: Path, beside: Path | N
         for path in folder.glob(f"{source.name}*"):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     return rows
+
+
+def figures(rows: list[dict[str, Any]]) -> Iterator[Figure]:
+    """Seconds, processor seconds and memory of every contender of every task."""
+    for row in rows:
+        title = f"{row['count']:,} {row['task']}, {human(row['bytes'])}: {row['contender']}"
+        for key, column, unit in (
+            ("seconds", "time", "s"), ("cpu_seconds", "processor time", "s"),
+            ("anonymous_bytes", "anonymous memory", "bytes"),
+        ):  # fmt: skip
+            yield figure("imports", title, column, [run[key] for run in row["runs"]], unit)
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
@@ -269,8 +278,7 @@ def main() -> None:
     facts, console = machine(ROOT), Console()
     show(rows, console)
     console.print(f"{facts['cpu']}, {facts['cores']} cores")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    write(chosen.json, list(figures(rows)), {"machine": facts, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.figures import turns
 from benchmarks.layers_pages import evict, files_of, resident
 from benchmarks.layers_weights import LAYERS
 from benchmarks.peers.peer import Arrays, Peer
@@ -70,18 +71,21 @@ def operations(arch: Architecture, members: int) -> list[Operation]:
     made: list[Operation] = []
     for key, name in zip(("small", "medium", "large"), LAYERS, strict=True):
         size = arch[name].nbytes
-        made.append(Operation(key, f"layer of {human(size)}", members * size, (name,), _layers((name,))))
+        made.append(
+            Operation(key, f"one layer of {members}, {human(size)} each", members * size, (name,), _layers((name,)))
+        )
     middle = members // 2
     made.append(
         Operation(
             "checkpoint",
-            "one checkpoint",
+            f"one checkpoint, {human(arch.nbytes)}",
             arch.nbytes,
             arch.names,
             lambda peer, folder, handle: consume(peer.checkpoint(handle, middle)),
         )
     )
-    made.append(Operation("every", "every layer", members * arch.nbytes, arch.names, _layers(arch.names)))
+    whole = members * arch.nbytes
+    made.append(Operation("every", f"every layer, {human(whole)}", whole, arch.names, _layers(arch.names)))
     made.append(Operation("open", "open the zoo", 0, (), lambda peer, folder, handle: peer.catalogue(folder)))
     return made
 
@@ -99,7 +103,7 @@ def measure(operation: Operation, peers: Sequence[Peer], folder: Path, repeats: 
 
     Handles are opened again for every read, off the clock. Before each cold read the store's files are then flushed and
     dropped from the page cache; the warm reads follow it, so that each finds the pages that the one before it brought
-    in. Readers take turns, and each repeat starts with another one, so that drift hits all alike.
+    in. Every reader has files of its own, so that none finds what another one brought into a cache of the host.
 
     Raises
     ------
@@ -108,26 +112,24 @@ def measure(operation: Operation, peers: Sequence[Peer], folder: Path, repeats: 
     """
     samples = Samples(operation)
     agreed: object = None
-    for repeat in range(repeats):
-        turn = repeat % len(peers)
-        for peer in [*peers[turn:], *peers[:turn]]:
-            store = folder / peer.store
-            files = files_of(store)
-            for cache in ("cold", *["warm"] * WARM_READS):
-                gc.collect()
-                handle = peer.open(store, operation.names) if operation.names else None
-                if cache == "cold":
-                    evict(files)
-                    samples.left = max(samples.left, resident(files))
-                seconds, found = _timed(operation, peer, store, handle)
-                del handle
-                if found is None:
-                    break
-                agreed = found if agreed is None else agreed
-                if found != agreed:
-                    raise ValueError(f"{peer.label}: {operation.title}: expected {agreed}, got {found}.")
-                samples.seconds.setdefault((cache, peer.label), []).append(seconds)
-            yield samples
+    for peer in turns(peers, repeats):
+        store = folder / peer.store
+        files = files_of(store)
+        for cache in ("cold", *["warm"] * WARM_READS):
+            gc.collect()
+            handle = peer.open(store, operation.names) if operation.names else None
+            if cache == "cold":
+                evict(files)
+                samples.left = max(samples.left, resident(files))
+            seconds, found = _timed(operation, peer, store, handle)
+            del handle
+            if found is None:
+                break
+            agreed = found if agreed is None else agreed
+            if found != agreed:
+                raise ValueError(f"{peer.label}: {operation.title}: expected {agreed}, got {found}.")
+            samples.seconds.setdefault((cache, peer.label), []).append(seconds)
+        yield samples
 
 
 def _timed(operation: Operation, peer: Peer, store: Path, handle: Any) -> tuple[float, object]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 import ckptzoo
+from benchmarks.figures import turns
 from benchmarks.layers_pages import evict, files_of
 from ckptzoo import archs
 
@@ -61,13 +62,18 @@ def time_open(folder: Path, *, count: int, repeats: int) -> dict[str, Any]:
 def time_import(repeats: int) -> dict[str, Any]:
     """Milliseconds of ``import ckptzoo`` in a fresh interpreter, less those of an interpreter that does nothing."""
     samples: dict[str, list[float]] = {"pass": [], "import ckptzoo": []}
-    for _ in range(repeats):
-        for code, values in samples.items():
-            start = time.perf_counter()
-            subprocess.run([sys.executable, "-c", code], check=True)
-            values.append(1e3 * (time.perf_counter() - start))
-    bare, whole = (statistics.median(values) for values in samples.values())
-    return {"interpreter_ms": bare, "with_import_ms": whole, "import_ms": whole - bare}
+    for code in turns(samples, repeats):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        samples[code].append(1e3 * (time.perf_counter() - start))
+    bare, whole = samples.values()
+    beyond = [more - less for less, more in zip(bare, whole, strict=True)]
+    return {
+        "interpreter_ms": statistics.median(bare),
+        "with_import_ms": statistics.median(whole),
+        "import_ms": statistics.median(beyond),
+        "samples_ms": beyond,
+    }
 
 
 def summary(milliseconds: list[float]) -> dict[str, Any]:

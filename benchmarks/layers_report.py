@@ -1,42 +1,19 @@
 """The tables on screen and the JSON beside them."""
 
-import json
-import os
-import platform
-from collections.abc import Sequence
-from importlib.metadata import version
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.figures import Figure, figure, ratios
 from benchmarks.layers_measure import CONSUMED, Samples, human
 from benchmarks.layers_open import summary
 from benchmarks.layers_targets import Target
 from benchmarks.peers.peer import Peer
 
-PACKAGES = ("ckptzoo", "numpy", "pyarrow", "safetensors", "torch", "zarr", "h5py")
-
-
-def machine(folder: Path) -> dict[str, Any]:
-    """What the figures depend on: processor, memory, the disk's read-ahead, versions."""
-    cpu = "unknown"
-    if (info := Path("/proc/cpuinfo")).exists():
-        models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        cpu = models[0] if models else cpu
-    device = folder.stat().st_dev
-    ahead = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}/read_ahead_kb")
-    return {
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "read_ahead_kb": int(ahead.read_text()) if ahead.exists() else None,
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "packages": {name: version(name) for name in PACKAGES},
-    }
+OURS = "ckptzoo"
 
 
 def show_machine(console: Console, facts: dict[str, Any]) -> None:
@@ -108,10 +85,34 @@ def show_targets(console: Console, targets: Sequence[Target]) -> None:
     console.print(table)
 
 
-def to_json(
+def figures(results: dict[str, Any], samples: Sequence[Samples], peers: Sequence[Peer]) -> Iterator[Figure]:
+    """Reads by every reader and their ratios, opening, importing, and memory of streams."""
+    for found in samples:
+        for cache in ("warm", "cold"):
+            ours, row = found.seconds[cache, OURS], f"{found.operation.title}, {cache}"
+            for label in (peer.label for peer in peers if (cache, peer.label) in found.seconds):
+                theirs = found.seconds[cache, label]
+                yield figure("reads", row, label, theirs, "s")
+                if label != OURS:
+                    yield figure("ratios", row, label, ratios(ours, theirs), "times")
+    for found in results["opening"]:
+        row = f"{found['checkpoints']:,} checkpoints, {found['parts']} part{'s' * (found['parts'] > 1)}"
+        for name, column in (("warm", "warm"), ("cold", "cold"), ("warm_located", "warm, a tensor located")):
+            seconds = [value / 1e3 for value in found[name]["samples_ms"]]
+            yield figure("opening", row, column, seconds, "s")
+    if results["import"]:
+        seconds = [value / 1e3 for value in results["import"]["samples_ms"]]
+        yield figure("import", "import ckptzoo", "beyond an interpreter that does nothing", seconds, "s")
+    for found in results["streams"]:
+        row = f"{found['members']} checkpoints, {human(found['streamed'])}"
+        column = "shuffled" if found["shuffle"] else "in order"
+        yield figure("streams", row, column, [found["peak_growth"]], "bytes")
+
+
+def content(
     results: dict[str, Any], samples: Sequence[Samples], peers: Sequence[Peer], targets: Sequence[Target]
-) -> str:
-    """Everything that was measured, as JSON."""
+) -> dict[str, Any]:
+    """Everything that was measured, for JSON."""
     rows = [
         {
             "operation": found.operation.key,
@@ -124,7 +125,7 @@ def to_json(
         for found in samples
         for (cache, label), seconds in found.seconds.items()
     ]
-    content = {
+    return {
         **results,
         "consumed": CONSUMED,
         "readers": {peer.label: peer.how for peer in peers},
@@ -132,4 +133,3 @@ def to_json(
         "reads": rows,
         "targets": [{**vars(target), "met": target.met} for target in targets],
     }
-    return json.dumps(content, indent=1) + "\n"

@@ -9,7 +9,6 @@ beside its batches (``benchmarks/learning_graphs.py``). Repeats are interleaved;
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -26,7 +25,7 @@ from rich.table import Table
 from torch.utils.data import DataLoader, Dataset
 
 import ckptzoo
-from benchmarks.layers_report import machine
+from benchmarks.figures import figure, machine, turns, write
 from ckptzoo import archs, learning
 from ckptzoo.derive import declare
 from ckptzoo.learning.augment import ElementDraw, element_keys, id_hashes
@@ -150,9 +149,9 @@ def measure(mlps: int, optunets: int, repeats: int, folder: Path) -> list[dict[s
     }
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     drawn: dict[str, list[float]] = {name: [] for name in contenders}
+    for name in turns(contenders, repeats):
+        seconds[name].append(seconds_of(contenders[name][1]()))
     for _ in range(repeats):
-        for name, (_, batches) in contenders.items():
-            seconds[name].append(seconds_of(batches()))
         drawn[f"{MLP}, permuted"].append(drawing(large, plain, 64))
         drawn[f"{MLP}, permuted and scaled"].append(drawing(large, both, 64))
         drawn[f"{OPTUNET}, permuted and scaled"].append(drawing(small, both, 512))
@@ -160,6 +159,7 @@ def measure(mlps: int, optunets: int, repeats: int, folder: Path) -> list[dict[s
         {
             "contender": name,
             "seconds": seconds[name],
+            "networks": count,
             "networks_a_second": count / statistics.median(seconds[name]),
             "drawing": statistics.median(drawn[name]) / statistics.median(seconds[name]) if drawn[name] else None,
         }
@@ -217,8 +217,12 @@ def main() -> None:
     for row in reached:
         console.print(f"{row['aim']}: {row['got']:,.3g} (aim {row['wanted']:,.3g})")
     console.print(f"{facts['cpu']}, {facts['cores']} cores, torch {torch.__version__}")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps({"machine": facts, "rows": rows, "aims": reached}, indent=1) + "\n")
+    column = "networks a second"
+    figures = [
+        figure("streams", row["contender"], column, [row["networks"] / taken for taken in row["seconds"]], "networks")
+        for row in rows
+    ]
+    write(chosen.json, figures, {"machine": facts, "rows": rows, "aims": reached})
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ memory.
 """
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.layers_report import machine
+from benchmarks.checkouts import Task, compare
+from benchmarks.checkouts import show as show_checkouts
+from benchmarks.figures import Figure, figure, machine, write
 from ckptzoo import archs
 from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym
 from ckptzoo.schema.symmetry import Symmetry
@@ -48,14 +49,14 @@ class Race:
     networks
         how many the solver took at once, and how many cvxpy took one after the other.
     newton, cvxpy
-        seconds a network; None where cvxpy was stopped at the limit.
+        seconds a network, one a repeat of the solver; None where cvxpy was stopped at the limit.
     excess
         the mass that cvxpy found beside the solver's, less 1.
     """
 
     name: str
     networks: tuple[int, int]
-    newton: float
+    newton: list[float]
     cvxpy: float | None
     excess: float | None
 
@@ -126,15 +127,15 @@ def residual(blocks: int, n: int = 32, inner: int = 32) -> tuple[Symmetry, dict[
     return Symmetry(tuple(groups), tuple(actions)), shapes | {"last": (4, n)}
 
 
-def timed(work: Callable[[], Any], repeats: int) -> tuple[float, Any]:
-    """Median seconds and the last result."""
+def timed(work: Callable[[], Any], repeats: int) -> tuple[list[float], Any]:
+    """Seconds of each repeat and the last result."""
     seconds: list[float] = []
     made: Any = None
     for _ in range(repeats):
         began = time.perf_counter()
         made = work()
         seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds), made
+    return seconds, made
 
 
 def by_cvxpy(arch: str, weights: Weights, sender: Any) -> None:
@@ -160,10 +161,11 @@ def race(arch: str, many: int, few: int, limit: float, repeats: int) -> Race:
     if found is None:
         other.terminate()
     other.join()
+    each = [taken / many for taken in seconds]
     if found is None:
-        return Race(arch, (many, few), seconds / many, None, None)
+        return Race(arch, (many, few), each, None, None)
     excess = float((found[1] / made.mass_after[:few]).max() - 1)
-    return Race(arch, (many, few), seconds / many, found[0] / few, excess)
+    return Race(arch, (many, few), each, found[0] / few, excess)
 
 
 def depth(name: str, arch: Arch, weights: Weights, formulation: str, repeats: int) -> Depth:
@@ -174,7 +176,9 @@ def depth(name: str, arch: Arch, weights: Weights, formulation: str, repeats: in
         return min_mass(weights, arch, formulation=formulation)
 
     seconds, made = timed(work, repeats)
-    return Depth(name, formulation, int(made.iterations.max()), float(made.gap.max()), 1000 * seconds / count)
+    return Depth(
+        name, formulation, int(made.iterations.max()), float(made.gap.max()), 1000 * statistics.median(seconds) / count
+    )
 
 
 def depths(count: int, repeats: int, advance: Callable[[], None]) -> list[Depth]:
@@ -198,7 +202,20 @@ def depths(count: int, repeats: int, advance: Callable[[], None]) -> list[Depth]
     return found
 
 
-def show(console: Console, races: list[Race], resnets: tuple[int, float, float], found: list[Depth]) -> None:
+def figures(races: list[Race], resnets: tuple[int, list[float], list[float]]) -> Iterator[Figure]:
+    """Seconds of both solvers, and of all ResNets."""
+    for item in races:
+        yield figure("networks", f"each of {item.networks[0]:,} {item.name}", "ckptzoo", item.newton, "s")
+        if item.cvxpy is not None:
+            row = f"each of {item.networks[0]:,} {item.name}"
+            yield figure("networks", row, "cvxpy with Clarabel", [item.cvxpy], "s")
+    count, seconds, _ = resnets
+    yield figure("networks", f"{count} resnet18-100, all together", "ckptzoo", seconds, "s")
+
+
+def show(
+    console: Console, races: list[Race], resnets: tuple[int, list[float], list[float]], found: list[Depth]
+) -> None:
     """The tables."""
     table = Table(title="beside cvxpy, milliseconds a network", title_justify="left")
     table.add_column("", no_wrap=True)
@@ -206,11 +223,13 @@ def show(console: Console, races: list[Race], resnets: tuple[int, float, float],
         table.add_column(column, justify="right")
     for item in races:
         other = "" if item.cvxpy is None else f"{1000 * item.cvxpy:,.1f}"
-        times = "" if item.cvxpy is None else f"{item.cvxpy / item.newton:,.0f}"
-        table.add_row(item.name, f"{1000 * item.newton:.4f}", other, times, item.verdict)
+        ours = statistics.median(item.newton)
+        times = "" if item.cvxpy is None else f"{item.cvxpy / ours:,.0f}"
+        table.add_row(item.name, f"{1000 * ours:.4f}", other, times, item.verdict)
     console.print(table)
     count, seconds, plain = resnets
-    console.print(f"{count} x resnet18-100, pinned: {seconds:.2f} s (unit-norm {plain:.2f} s)")
+    pinned, scaled = statistics.median(seconds), statistics.median(plain)
+    console.print(f"{count} x resnet18-100, pinned: {pinned:.2f} s (unit-norm {scaled:.2f} s)")
     table = Table(title="iterations over depth", title_justify="left")
     table.add_column("", no_wrap=True)
     for column in ("formulation", "iterations", "gap", "ms a checkpoint"):
@@ -220,6 +239,20 @@ def show(console: Console, races: list[Race], resnets: tuple[int, float, float],
             entry.name, entry.formulation, str(entry.iterations), f"{entry.gap:.0e}", f"{entry.milliseconds:.2f}"
         )
     console.print(table)
+
+
+def _least(name: str, count: int, formulation: str = "pinned") -> Callable[[], object]:
+    weights = drawn(name, count)
+    return lambda: min_mass(weights, name, formulation=formulation)
+
+
+TASKS: dict[str, Task] = {
+    "min_mass of 1,024 optunet": lambda: _least("optunet", 1024),
+    "min_mass of 4 resnet18-100": lambda: _least("resnet18-100", 4),
+    "min_mass of 8 mlp-256-256-256-10": lambda: _least("mlp-256-256-256-10", 8),
+    "min_mass of 4 resnet20-pad-10, volume": lambda: _least("resnet20-pad-10", 4, "volume"),
+}
+"""Timed with ``--beside``."""
 
 
 def arguments() -> argparse.Namespace:
@@ -232,6 +265,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=60.0, help="seconds that cvxpy has for a network (60)")
     parser.add_argument("--repeats", type=int, default=3, help="of the solver (3)")
     parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "mass.json", help="where figures go")
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="time the tasks here and in another checkout")
     chosen = parser.parse_args()
     if min(chosen.optunets, chosen.resnets, chosen.count, chosen.width, chosen.repeats) < 1:
         parser.error("--optunets, --resnets, --count, --width and --repeats: expected more than 0.")
@@ -241,6 +275,11 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     """Measure, print the tables, write the figures."""
     chosen = arguments()
+    if chosen.beside is not None:
+        show_checkouts(
+            compare(Path(__file__), list(TASKS), chosen.beside, chosen.repeats), chosen.beside, chosen.repeats
+        )
+        return
     console = Console()
     widths = [width for width in WIDTHS if width <= chosen.width]
     steps = 2 + len(widths) + len(DEPTHS) + len(BLOCKS) + len(NORMALISED) * len(FORMULATIONS)
@@ -267,14 +306,13 @@ def main() -> None:
     show(console, races, resnets, found)
     facts = machine(ROOT)
     console.print(f"{facts['cpu']}, {facts['cores']} cores, {facts['system']}, Python {facts['python']}")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
     content = {
         "machine": facts,
         "races": [asdict(item) | {"verdict": item.verdict} for item in races],
         "resnets": {"checkpoints": chosen.resnets, "pinned_seconds": seconds, "unit_norm_seconds": plain},
         "depths": [asdict(item) for item in found],
     }
-    chosen.json.write_text(json.dumps(content, indent=1) + "\n")
+    write(chosen.json, list(figures(races, resnets)), content)
     console.print(f"Figures: {chosen.json}")
 
 

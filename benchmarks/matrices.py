@@ -10,10 +10,11 @@ Tables of large networks are traced once and kept in ``--tables FOLDER``: about 
 import argparse
 import json
 import resource
+import statistics
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,14 +26,16 @@ from numpy.typing import NDArray
 
 from benchmarks.architectures import SMALL, library, torchvision_models
 from benchmarks.checkouts import Task, compare, show
+from benchmarks.figures import Figure, figure, machine, ratios, turns, write
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import canonicalize, trace
 
+ROOT = Path(__file__).resolve().parent.parent
 TINY, MEMBERS, SINGLE = "timm ViT", 1000, 50
 """One by one ``SINGLE`` networks are timed, of which the time for all is computed."""
 REPEATS = 3
-"""Of large networks; the least seconds are printed."""
+"""Of each; medians are printed."""
 SECONDS, READS, MEMORY, SPEEDUP = 8.0, 8.0, 500.0, 10.0
 """The aims: seconds, times a warm read, MB beside input and output, times as fast as one by one."""
 Stacked = dict[str, NDArray[Any]]
@@ -86,7 +89,7 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def large(symmetry: Symmetry, arch: Architecture, folder: Path, threads: int) -> dict[str, float]:
+def large(symmetry: Symmetry, arch: Architecture, folder: Path, threads: int) -> dict[str, Any]:
     """One large network, in a process that does nothing else."""
     weights = random_weights(arch, 1)
     nbytes = sum(array.nbytes for array in weights.values())
@@ -110,28 +113,37 @@ def large(symmetry: Symmetry, arch: Architecture, folder: Path, threads: int) ->
         timed.append((time.perf_counter() - started, time.process_time() - worked))
         found = made.report
         del made
-    seconds, worked = min(timed)
     return {
         "megabytes": nbytes / 2**20,
-        "read": min(reads),
-        "seconds": seconds,
-        "cpu": worked,
+        "read": reads,
+        "seconds": [seconds for seconds, _ in timed],
+        "cpu": [worked for _, worked in timed],
         "memory": _peak() - before - nbytes / 2**20,
         "degenerate": float(found.degenerate[0]),
         "unresolved": float(found.unresolved[0]),
     }
 
 
-def many(symmetry: Symmetry, arch: Architecture, threads: int) -> tuple[float, float]:
+def many(symmetry: Symmetry, arch: Architecture, threads: int) -> dict[str, list[float]]:
     """Seconds for all tiny networks at once, and one by one."""
     weights = random_weights(arch, MEMBERS)
-    started = time.perf_counter()
-    canonicalize(weights, symmetry, threads=threads)
-    batched = time.perf_counter() - started
-    started = time.perf_counter()
-    for row in range(SINGLE):
-        canonicalize({name: array[row : row + 1] for name, array in weights.items()}, symmetry, threads=threads)
-    return batched, (time.perf_counter() - started) * MEMBERS / SINGLE
+
+    def at_once() -> float:
+        started = time.perf_counter()
+        canonicalize(weights, symmetry, threads=threads)
+        return time.perf_counter() - started
+
+    def one_by_one() -> float:
+        started = time.perf_counter()
+        for row in range(SINGLE):
+            canonicalize({name: array[row : row + 1] for name, array in weights.items()}, symmetry, threads=threads)
+        return (time.perf_counter() - started) * MEMBERS / SINGLE
+
+    contenders = {"at once": at_once, "one by one": one_by_one}
+    found: dict[str, list[float]] = {name: [] for name in contenders}
+    for name in turns(contenders, REPEATS):
+        found[name].append(contenders[name]())
+    return found
 
 
 def _canonicalized(module: torch.nn.Module, example: Any, count: int) -> Callable[[], object]:
@@ -156,18 +168,37 @@ TASKS: dict[str, Task] = {
 """Timed with ``--beside``; they need torch alone."""
 
 
+def tiny_figures(arch: Architecture, taken: dict[str, list[float]]) -> Iterator[Figure]:
+    """Seconds of many tiny networks, and how much faster they come at once."""
+    row = f"{MEMBERS:,} {TINY}, {arch.parameters:,} parameters each"
+    for way, seconds in taken.items():
+        yield figure("many", row, way, seconds, "s")
+    yield figure("many", row, "times as fast", ratios(taken["one by one"], taken["at once"]), "times")
+
+
+def large_figures(name: str, found: dict[str, Any]) -> Iterator[Figure]:
+    """Seconds and memory of a large network."""
+    row = f"{name}, {found['megabytes']:.0f} MiB"
+    yield figure("large", row, "time", found["seconds"], "s")
+    yield figure("large", row, "processor time", found["cpu"], "s")
+    yield figure("large", row, "a warm read of the weights", found["read"], "s")
+    yield figure("large", row, "memory beside input and output", [found["memory"] * 2**20], "bytes")
+
+
 def main() -> None:
     """Print what was measured beside the aims."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=Path, help="folder that keeps the tables; by default they are traced again")
     parser.add_argument("--only", default="", help="networks whose names have this in them")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "matrices.json", help="where figures go")
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="time tasks here and in another checkout")
     parser.add_argument("--repeats", type=int, default=9, help="of each task with --beside (9)")
     chosen = parser.parse_args()
     if chosen.beside is not None:
         show(compare(Path(__file__), list(TASKS), chosen.beside, chosen.repeats), chosen.beside, chosen.repeats)
         return
+    figures, content = list[Figure](), dict[str, Any]()
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         folder: Path = chosen.tables or scratch
@@ -175,7 +206,10 @@ def main() -> None:
         if chosen.only in TINY:
             table, arch = table_of(TINY, folder)
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                batched, single = pool.submit(many, table, arch, chosen.threads).result()
+                taken = pool.submit(many, table, arch, chosen.threads).result()
+            content[TINY] = taken
+            figures += tiny_figures(arch, taken)
+            batched, single = (statistics.median(taken[way]) for way in ("at once", "one by one"))
             print(
                 f"{MEMBERS:,} x {TINY} ({arch.parameters:,} parameters): {batched:.2f} s batched, {single:.2f} s one "
                 f"by one: {single / batched:.1f} times as fast (aim {SPEEDUP:.0f})"
@@ -186,16 +220,20 @@ def main() -> None:
             table, arch = table_of(large_name, folder)
             with ProcessPoolExecutor(1, get_context("spawn")) as pool:
                 found = pool.submit(large, table, arch, scratch, chosen.threads).result()
+            content[large_name] = found
+            figures += large_figures(large_name, found)
             kinds = sorted({group.scale for group in table.groups})
+            seconds, cpu, read = (statistics.median(found[key]) for key in ("seconds", "cpu", "read"))
             print(
                 f"{large_name} ({found['megabytes']:.0f} MiB, {len(table.groups)} groups: {', '.join(kinds)}): "
-                f"{found['seconds']:.1f} s, {found['cpu']:.1f} s of all cores (aim {SECONDS:.0f}), "
-                f"{found['seconds'] / found['read']:.0f} times a warm read of {found['read']:.2f} s "
+                f"{seconds:.1f} s, {cpu:.1f} s of all cores (aim {SECONDS:.0f}), "
+                f"{seconds / read:.0f} times a warm read of {read:.2f} s "
                 f"(aim {READS:.0f}), {found['memory']:.0f} MiB beside input and output "
                 f"(aim {MEMORY:.0f}); {found['degenerate']:.0f} degenerate channels"
                 f"{', unresolved' if found['unresolved'] else ''}",
                 flush=True,
             )
+    write(chosen.json, figures, {"machine": machine(ROOT), "threads": chosen.threads, "results": content})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.layers_report import machine
+from benchmarks.figures import Figure, figure, machine, ratios, turns, write
 from benchmarks.mmd_contenders import CONTENDERS
 from ckptzoo import archs
 
@@ -48,10 +48,9 @@ def measured(
     found: dict[str, list[Taken]] = {name: [] for name in names}
     with Progress(transient=True) as progress:
         task = progress.add_task(f"{sum(columns):,} columns", total=repeats * len(names))
-        for _ in range(repeats):
-            for name in names:
-                found[name].append(run(name, m, n, width, columns))
-                progress.advance(task)
+        for name in turns(names, repeats):
+            found[name].append(run(name, m, n, width, columns))
+            progress.advance(task)
     return found
 
 
@@ -79,6 +78,7 @@ def row_of(name: str, taken: list[Taken], first: Taken, pairs: int) -> dict[str,
         "kernels": kernels,
         "drawing": drawing,
         "cpu": cpu,
+        "all": {"seconds": seconds, "cpu": [item["cpu"] for item in sums]},
         "differences_a_second": pairs * columns / distances,
         "peak_bytes": max(item["peak"] for layers in taken for item in layers),
         "largest_gap_to_ckptzoo": max(
@@ -93,7 +93,25 @@ def extrapolated(row: dict[str, Any], columns: int) -> dict[str, Any]:
     scaled = {
         key: (row[key] - row["kernels"]) * factor + row["kernels"] for key in ("seconds", "lowest", "highest", "cpu")
     }
-    return {**row, **scaled, "extrapolated": True}
+    every = {
+        key: [(value - row["kernels"]) * factor + row["kernels"] for value in values]
+        for key, values in row["all"].items()
+    }
+    return {**row, **scaled, "all": every, "extrapolated": True}
+
+
+def figures(results: dict[str, Taken]) -> Iterator[Figure]:
+    """Seconds, processor seconds and memory of each, and seconds over ckptzoo's."""
+    (small, small_rows), _, (large, large_rows) = results.items()
+    for table, title, rows in (("optunet", small, small_rows), ("layer", large, large_rows)):
+        for row in rows:
+            name = f"{row['contender']}{', extrapolated' if row['extrapolated'] else ''}"
+            yield figure(table, name, "time", row["all"]["seconds"], "s")
+            yield figure(table, name, "processor time", row["all"]["cpu"], "s")
+            yield figure(table, name, "anonymous memory", [float(row["peak_bytes"])], "bytes")
+            if title == small and row is not rows[0]:
+                compared = ratios(row["all"]["seconds"], rows[0]["all"]["seconds"])
+                yield figure(table, name, "time over ckptzoo's", compared, "times")
 
 
 def show(console: Console, title: str, rows: Taken) -> None:
@@ -159,8 +177,7 @@ def main() -> None:
     console.print(f"{facts['cpu']}, {facts['cores']} cores, {facts['system']}, Python {facts['python']}")
     console.print(f"load of the machine before: {load:.1f}")
     content = {"machine": facts, "load": load, "m": m, "n": n, "width": chosen.width, "results": results}
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps(content, indent=1) + "\n")
+    write(chosen.json, list(figures(results)), content)
     console.print(f"Figures: {chosen.json}")
 
 

@@ -2,7 +2,7 @@
 
 Logits of members that differ are drawn into a file of float16 and read from there, as stored predictions are. Each
 contender runs in a process of its own, repeats are interleaved, medians are printed. ckptzoo computes all pairs; the
-loops those of the first members alone, from which their seconds are extrapolated by the number of pairs.
+others those of the first members alone, from which their seconds are extrapolated by the number of pairs.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.layers_report import machine
+from benchmarks.figures import Figure, figure, machine, turns, write
 from benchmarks.mmd_contenders import Watch
+from ckptzoo.measure import pairwise
 from ckptzoo.measure.pairwise import PairwiseInformation
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,6 +39,15 @@ def by_blocks(logits: np.ndarray) -> np.ndarray:
     for start in range(0, logits.shape[1], _INPUTS):
         pairs.add(logits[:, start : start + _INPUTS])
     return pairs.mutual_information
+
+
+def without_numba(logits: np.ndarray) -> np.ndarray:
+    """``PairwiseInformation`` in numpy alone."""
+    held, pairwise.COMPILED_MEMBERS = pairwise.COMPILED_MEMBERS, 2**31
+    try:
+        return by_blocks(logits)
+    finally:
+        pairwise.COMPILED_MEMBERS = held
 
 
 def torch_loop(logits: np.ndarray) -> np.ndarray:
@@ -69,6 +79,7 @@ def numpy_loop(logits: np.ndarray) -> np.ndarray:
 
 CONTENDERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "ckptzoo": by_blocks,
+    "ckptzoo without Numba": without_numba,
     "torch": torch_loop,
     "numpy float64": numpy_loop,
 }
@@ -121,10 +132,9 @@ def compare(file: Path, members: int, part: int, repeats: int) -> list[dict[str,
     sizes = {name: members if name == "ckptzoo" else min(part, members) for name in CONTENDERS}
     runs = {name: [] for name in CONTENDERS}
     found: dict[str, np.ndarray] = {}
-    for _ in range(repeats):
-        for name, size in sizes.items():
-            spent, found[name] = run(name, file, size)
-            runs[name].append(spent)
+    for name in turns(sizes, repeats):
+        spent, found[name] = run(name, file, sizes[name])
+        runs[name].append(spent)
     exact = found["numpy float64"]
     rows = []
     for name, size in sizes.items():
@@ -139,11 +149,23 @@ def compare(file: Path, members: int, part: int, repeats: int) -> list[dict[str,
                 "lowest": min(seconds),
                 "highest": max(seconds),
                 "cpu": factor * statistics.median(item["cpu"] for item in runs[name]),
+                "all": {key: [factor * item[key] for item in runs[name]] for key in ("seconds", "cpu")},
                 "peak_bytes": max(item["peak_bytes"] for item in runs[name]),
                 "largest_error": float(np.abs(found[name][: len(exact), : len(exact)] - exact).max()),
             }
         )
     return rows
+
+
+def figures(rows: list[dict[str, Any]]) -> Iterator[Figure]:
+    """Seconds, processor seconds and memory of all pairs."""
+    for row in rows:
+        more = f", extrapolated from {row['members']} members" if row["extrapolated"] else ""
+        name = f"{row['contender']}{more}"
+        yield figure("pairs", name, "time", row["all"]["seconds"], "s")
+        yield figure("pairs", name, "processor time", row["all"]["cpu"], "s")
+        if not row["extrapolated"]:
+            yield figure("pairs", name, "anonymous memory", [float(row["peak_bytes"])], "bytes")
 
 
 def show(console: Console, title: str, rows: list[dict[str, Any]]) -> None:
@@ -203,8 +225,7 @@ def main() -> None:
     console.print(f"{facts['cpu']}, {facts['cores']} cores, {facts['system']}, Python {facts['python']}")
     console.print(f"load of the machine before: {load:.1f}")
     content = {"machine": facts, "load": load, "title": title, "results": rows}
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps(content, indent=1) + "\n")
+    write(chosen.json, list(figures(rows)), content)
     console.print(f"Figures: {chosen.json}")
 
 

@@ -2,16 +2,17 @@
 
 Every contender takes real steps of the method on MNIST's recipe (or on the bundled digits without ``CKPTZOO_DATA``);
 the plain loop is what a researcher would write: a torch module, autograd and torch.optim, one mode, one batch at a
-time, its crops gathered from memory. Repeats are interleaved and medians printed. About two minutes on two cores.
+time, its crops gathered from memory; one on all cores, and one a core in processes of one thread each. About three
+minutes on two cores.
 """
 
 import argparse
-import json
-import math
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from benchmarks.figures import Figure, figure, ratios, turns, write
 from builders import posterior, rng, sources
 from builders.data_source import Feed
 from builders.posterior.method import Method, Surroundings
@@ -33,6 +35,13 @@ from ckptzoo.console import columns
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = ("dropout", "swag", "bnn", "sghmc", "csghmc")
 TORCH_ENGINE = "optunet"
+TITLES = {
+    "compiled": "stacked, compiled",
+    "torch": "stacked, torch",
+    "one": "one mode, torch",
+    "plain": "a plain loop",
+    "processes": "a plain loop a core",
+}
 Take = Callable[[int], float]
 """Takes a number of steps of every mode; returns member-steps a second."""
 
@@ -66,6 +75,25 @@ def plain_loop(method: Method, source: Source) -> Take:
         return steps / (time.perf_counter() - began)
 
     return take
+
+
+_held: dict[str, Any] = {}
+
+
+def _hold(recipe: str) -> None:
+    """What each process of a pool does first."""
+    torch.set_num_threads(1)
+    _held["recipe"] = Recipe.load(recipe)
+    _held["source"] = sources.load(_held["recipe"])
+
+
+def _rate_of_held(name: str, steps: int) -> float:
+    return plain_loop(posterior.get(name).load(_held["recipe"]), _held["source"])(steps)
+
+
+def side_by_side(name: str, pool: ProcessPoolExecutor, number: int) -> Take:
+    """A mode in each of the processes; the slowest counts."""
+    return lambda steps: number * min(pool.map(_rate_of_held, [name] * number, [steps] * number))
 
 
 def _plain_steps(method: Method, feed: Feed) -> Callable[[torch.Tensor, torch.Tensor], None]:
@@ -111,19 +139,10 @@ def _plain_sghmc(method: Sghmc, model: nn.Module) -> Callable[[torch.Tensor, tor
     return step
 
 
-def main() -> None:
-    """Measure, print a table, write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--modes", type=int, default=30, help="modes that advance together (default 30)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement, about (default 2)")
-    parser.add_argument("--repeats", type=int, default=3, help="of which the median is printed (default 3)")
-    parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "posterior.json", help="where figures go")
-    chosen = parser.parse_args()
-    recipe = Recipe.load("mnist-optunet" if "CKPTZOO_DATA" in os.environ else "digits-optunet")
-    source, console = sources.load(recipe), Console(width=110)
-    table = columns(
-        "method", "stacked, compiled", "stacked, torch", "one mode, torch", "plain PyTorch", "times 1", "times plain"
-    )
+def measure(
+    recipe: Recipe, source: Source, pool: ProcessPoolExecutor, chosen: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """A row for each method, with member-steps a second of every contender."""
     rows: list[dict[str, Any]] = []
     for name in METHODS:
         method = posterior.get(name).load(recipe)
@@ -134,30 +153,56 @@ def main() -> None:
         }
         if name in ("dropout", "swag", "sghmc"):
             contenders["plain"] = plain_loop(method, source)
+            contenders["processes"] = side_by_side(name, pool, available_cores())
+        together = {"one": 1, "plain": 1, "processes": available_cores()}
         # as many steps as fit the time, by a first measurement of few
         steps = {
-            key: max(8, round(chosen.seconds * take(8) / (1 if key in ("one", "plain") else chosen.modes)))
+            key: max(8, round(chosen.seconds * take(8) / together.get(key, chosen.modes)))
             for key, take in contenders.items()
         }
         rates: dict[str, list[float]] = {key: [] for key in contenders}
-        for _ in range(chosen.repeats):
-            for key, take in contenders.items():
-                rates[key].append(take(steps[key]))
-        medians = {key: statistics.median(values) for key, values in rates.items()}
-        rows.append({"method": name, "member_steps_per_second": medians, "all": rates})
-        plain = medians.get("plain", math.nan)
-        table.add_row(
-            name,
-            *(f"{medians[key]:,.0f}" for key in ("compiled", "torch", "one")),
-            "" if math.isnan(plain) else f"{plain:,.0f}",
-            f"{medians['torch'] / medians['one']:.1f}",
-            "" if math.isnan(plain) else f"{medians['compiled'] / plain:.0f}",
-        )
-    console.print(f"{recipe.name}, {chosen.modes} modes, {available_cores()} cores: member-steps a second")
+        for key in turns(contenders, chosen.repeats):
+            rates[key].append(contenders[key](steps[key]))
+        rows.append({"method": name, "all": rates})
+    return rows
+
+
+def figures(rows: list[dict[str, Any]]) -> Iterator[Figure]:
+    """Steps a second of every contender, and the ratios that the documentation names."""
+    for row in rows:
+        rates = row["all"]
+        for key, title in TITLES.items():
+            if key in rates:
+                yield figure("rates", row["method"], title, rates[key], "steps")
+    for row in rows:
+        rates = row["all"]
+        pairs = (("torch", "one"), ("compiled", "plain"), ("compiled", "processes"))
+        for one, other in pairs:
+            if other in rates:
+                column = f"{TITLES[one]} over {TITLES[other]}"
+                yield figure("ratios", row["method"], column, ratios(rates[one], rates[other]), "times")
+
+
+def main() -> None:
+    """Measure, print a table, write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", type=int, default=30, help="modes that advance together (default 30)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement, about (default 2)")
+    parser.add_argument("--repeats", type=int, default=3, help="of which the median is printed (default 3)")
+    parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "posterior.json", help="where figures go")
+    chosen = parser.parse_args()
+    recipe = Recipe.load("mnist-optunet" if "CKPTZOO_DATA" in os.environ else "digits-optunet")
+    source, console, cores = sources.load(recipe), Console(width=120), available_cores()
+    with ProcessPoolExecutor(cores, get_context("spawn"), initializer=_hold, initargs=(recipe.name,)) as pool:
+        list(pool.map(_rate_of_held, ["swag"] * cores, [1] * cores))
+        rows = measure(recipe, source, pool, chosen)
+    table = columns("method", *TITLES.values())
+    for row in rows:
+        medians = {key: statistics.median(values) for key, values in row["all"].items()}
+        table.add_row(row["method"], *(f"{medians[key]:,.0f}" if key in medians else "" for key in TITLES))
+    console.print(f"{recipe.name}, {chosen.modes} modes, {cores} cores: member-steps a second")
     console.print(table)
-    console.print("times 1: stacked over one mode at a time, both in torch; times plain: compiled over the plain loop")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps({"recipe": recipe.name, "modes": chosen.modes, "results": rows}, indent=2))
+    write(chosen.json, list(figures(rows)), {"recipe": recipe.name, "modes": chosen.modes, "results": rows})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ of as many members: reading, rounding to float16 and storing included.
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -24,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ckptzoo
-from benchmarks.layers_report import machine
+from benchmarks.figures import figure, machine, turns, write
 from ckptzoo import archs, derive
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -98,20 +97,20 @@ def measure(members: int, count: int, repeats: int) -> list[dict[str, Any]]:
     cpu_seconds: dict[str, list[float]] = {name: [] for name in names}
     found: dict[str, torch.Tensor] = {}
     with single_threads(len(os.sched_getaffinity(0))) as workers:
-        for _ in range(repeats):
-            for name, outputs in contenders.items():
-                began, cpu_began = time.perf_counter(), time.process_time()
-                found[name] = spread(outputs, weights, images, workers)
+        for name in turns(names, repeats):
+            began, cpu_began = time.perf_counter(), time.process_time()
+            if name in contenders:
+                found[name] = spread(contenders[name], weights, images, workers)
                 seconds[name].append(time.perf_counter() - began)
-                cpu_seconds[name].append(time.process_time() - cpu_began)
-            cpu_began = time.process_time()
-            seconds["derive.predict"].append(predicted(weights, images))
-            cpu_seconds["derive.predict"].append(time.process_time() - cpu_began)
+            else:
+                seconds[name].append(predicted(weights, images))
+            cpu_seconds[name].append(time.process_time() - cpu_began)
     size = found["loop"].abs().amax((1, 2))
     return [
         {
             "contender": name,
             "seconds": taken,
+            "cpu_seconds": cpu_seconds[name],
             "network_images_a_second": members * count / statistics.median(taken),
             "network_images_a_cpu_second": members * count / statistics.median(cpu_seconds[name]),
             "difference": float(((found[name] - found["loop"]).abs().amax((1, 2)) / size).max())
@@ -142,8 +141,13 @@ def main() -> None:
         table.add_row(row["contender"], *rates, shown)
     console.print(table)
     console.print(f"{facts['cpu']}, {facts['cores']} cores, torch {torch.__version__}")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
+    pairs = chosen.members * chosen.images
+    figures = [
+        figure("outputs", row["contender"], f"pairs a second{of}", [pairs / taken for taken in row[key]], "pairs")
+        for row in rows
+        for key, of in (("seconds", ""), ("cpu_seconds", " of processor time"))
+    ]
+    write(chosen.json, figures, {"machine": facts, "rows": rows})
 
 
 if __name__ == "__main__":

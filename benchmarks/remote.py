@@ -68,7 +68,7 @@ def main() -> None:
 def run(chosen: argparse.Namespace, folder: Path, console: Console) -> None:
     """Everything between making the scratch folder and removing it."""
     # huggingface_hub reads the environment when it is imported
-    from benchmarks import layers_report, remote_report
+    from benchmarks import figures, layers_report, remote_report
     from benchmarks.remote_contenders import Place
     from benchmarks.remote_material import Material, hub, publish, static
     from benchmarks.remote_measure import EVERYONE, Samples, measure, operations, relay_alone
@@ -105,8 +105,8 @@ def run(chosen: argparse.Namespace, folder: Path, console: Console) -> None:
     remote_report.show(console, samples, EVERYONE)
     layers_report.show_targets(console, targets)
     settings = {name: getattr(chosen, name) for name in ("checkpoints", "many", "rtt", "rate", "repeats")}
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(remote_report.to_json(facts, settings, alone, samples, EVERYONE, targets))
+    kept = remote_report.content(facts, settings, alone, samples, EVERYONE, targets)
+    figures.write(chosen.json, list(remote_report.figures(samples, EVERYONE)), kept)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from benchmarks.figures import turns
 from benchmarks.layers_measure import consume, human
 from benchmarks.layers_weights import LAYERS
 from benchmarks.remote_contenders import Contender, HubFiles, Ours, Place, Plain, Snapshot, Zarr, opened
@@ -108,8 +109,7 @@ def _checkpoint(member: int) -> Read:
 def measure(samples: Samples, place: Place, relay: Relay, repeats: int) -> Iterator[str]:
     """Time an operation by every contender, ``repeats`` times over, yielding the contender after each read.
 
-    Contenders take turns, and each repeat starts with another one, so that drift hits all alike. What a contender does
-    to open is on no clock but that of opening; a contender slower than ``SLOW_SECONDS`` reads once.
+    What a contender does to open is on no clock but that of opening; one slower than ``SLOW_SECONDS`` reads once.
 
     Raises
     ------
@@ -119,17 +119,15 @@ def measure(samples: Samples, place: Place, relay: Relay, repeats: int) -> Itera
     operation, contenders = samples.operation, samples.operation.contenders
     agreed: object = None
     relay.become(operation.link)
-    for repeat in range(repeats):
-        turn = repeat % len(contenders)
-        for contender in [*contenders[turn:], *contenders[:turn]]:
-            if max(samples.seconds.get(contender.label, [0.0])) < SLOW_SECONDS:
-                seconds, counted, found = _timed(operation, contender, place, relay)
-                agreed = found if agreed is None else agreed
-                if found != agreed:
-                    raise ValueError(f"{contender.label}: {operation.title}: expected {agreed}, got {found}.")
-                samples.seconds.setdefault(contender.label, []).append(seconds)
-                samples.counted.setdefault(contender.label, []).append(counted)
-            yield contender.label
+    for contender in turns(contenders, repeats):
+        if max(samples.seconds.get(contender.label, [0.0])) < SLOW_SECONDS:
+            seconds, counted, found = _timed(operation, contender, place, relay)
+            agreed = found if agreed is None else agreed
+            if found != agreed:
+                raise ValueError(f"{contender.label}: {operation.title}: expected {agreed}, got {found}.")
+            samples.seconds.setdefault(contender.label, []).append(seconds)
+            samples.counted.setdefault(contender.label, []).append(counted)
+        yield contender.label
 
 
 def relay_alone(place: Place, relay: Relay, link: Link) -> dict[str, float]:

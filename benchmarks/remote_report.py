@@ -1,6 +1,5 @@
 """The tables on screen, what the figures should be, and the JSON beside them."""
 
-import json
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,7 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import layers_report
+from benchmarks.figures import Figure, figure, ratios
+from benchmarks.figures import machine as facts_of
 from benchmarks.layers_measure import CONSUMED, human
 from benchmarks.layers_targets import SMALL_READ, Target
 from benchmarks.remote_contenders import Contender
@@ -28,7 +28,7 @@ TURNS = 2
 
 def machine(folder: Path) -> dict[str, Any]:
     """What the figures depend on: processor, memory, versions."""
-    facts = layers_report.machine(folder)
+    facts = facts_of(folder)
     for name in PACKAGES:
         try:
             facts["packages"][name] = version(name)
@@ -113,16 +113,30 @@ def targets(samples: Sequence[Samples], *, link: Link) -> Iterator[Target]:
                 yield Target(f"{what}: requests a shard", requests / operation.shards, 2, "")
 
 
-def to_json(
+def figures(samples: Sequence[Samples], contenders: Sequence[Contender]) -> Iterator[Figure]:
+    """Seconds, bytes and requests of every contender, and ours over the plain transfer."""
+    for found in samples:
+        title = found.operation.title
+        for label in (contender.label for contender in contenders if contender.label in found.seconds):
+            seconds = found.seconds[label]
+            yield figure("reads", title, label, seconds, "s")
+            yield figure("received", title, label, [float(item.received) for item in found.counted[label]], "bytes")
+            yield figure("requests", title, label, [float(item.requests) for item in found.counted[label]], "requests")
+        ours, plain = found.seconds.get("ckptzoo"), found.seconds.get("plain")
+        if ours and plain and len(ours) == len(plain):
+            yield figure("ratios", title, "ckptzoo over the plain transfer", ratios(ours, plain), "times")
+
+
+def content(
     facts: dict[str, Any],
     settings: dict[str, Any],
     alone: dict[str, dict[str, float]],
     samples: Sequence[Samples],
     contenders: Sequence[Contender],
     found: Sequence[Target],
-) -> str:
-    """Everything that was measured, as JSON."""
-    content = {
+) -> dict[str, Any]:
+    """Everything that was measured, for JSON."""
+    return {
         "machine": facts,
         "settings": settings,
         "relay": alone,
@@ -144,4 +158,3 @@ def to_json(
         ],
         "targets": [{**vars(target), "met": target.met} for target in found],
     }
-    return json.dumps(content, indent=1) + "\n"

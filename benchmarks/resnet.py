@@ -23,6 +23,7 @@ from rich.console import Console
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.figures import Figure, figure, ratios, turns
 from benchmarks.gpu_files import write_json
 from benchmarks.train import machine
 from benchmarks.train_limits import product_rate
@@ -229,9 +230,8 @@ def rates(takes: Sequence[Take], batch: int, streams: Sequence[int], repeats: in
         take(3)
         counts.append(max(1, round(3 * seconds / take(3))))
     found: list[list[float]] = [[] for _ in takes]
-    for _ in range(repeats):
-        for number, (take, count) in enumerate(zip(takes, counts, strict=True)):
-            found[number].append(streams[number] * batch * count / take(count))
+    for number in turns(range(len(takes)), repeats):
+        found[number].append(streams[number] * batch * counts[number] / takes[number](counts[number]))
     return found
 
 
@@ -261,8 +261,22 @@ class Figures:
 
     def write(self, finished: bool = False) -> None:
         """Write the file."""
-        self.content["finished"] = finished
+        self.content |= {"finished": finished, "figures": list(self._figures())}
         write_json(self.path, self.content)
+
+    def _figures(self) -> Iterator[Figure]:
+        known = {row["way"]["runner"]: row for row in self.rows if "median" in row}
+        for row in self.rows:
+            if "median" not in row:
+                continue
+            way = Way(**row["way"])
+            name = f"{way.runner}, {way.precision}, {way.streams} at once"
+            name += "" if way.deterministic else ", not deterministic"
+            yield figure("images", name, "images a second", row["images_a_second"], "images")
+            base = known.get(PLAIN)
+            if base is not None and row is not base and way.streams == 1 and len(known) == len(self.rows):
+                compared = ratios(base["images_a_second"], row["images_a_second"])
+                yield figure("images", name, "time over a plain loop's", compared, "times")
 
     def best(self) -> Way | None:
         """The fastest engine."""

@@ -8,7 +8,6 @@ machine, the client too, so that figures are for comparison: what the client tak
 import argparse
 import asyncio
 import http.client
-import json
 import os
 import random
 import shutil
@@ -29,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ckptzoo
+from benchmarks.figures import Figure, figure, turns, write
 from ckptzoo.hub.push import push
 from ckptzoo.schema.architecture import Architecture, Tensor
 
@@ -94,14 +94,12 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="bench-server-", dir=scratch))
     try:
         with servers(folder, chosen.megabytes * 2**20, chosen.beside) as (targets, size):
-            for repeat in range(chosen.repeats):
-                for target in targets[:: 1 if repeat % 2 == 0 else -1]:
-                    measure(target, size, chosen, seed=repeat)
+            for turn, number in enumerate(turns(range(len(targets)), chosen.repeats)):
+                measure(targets[number], size, chosen, seed=turn // len(targets))
             show(targets, chosen)
-            chosen.json.parent.mkdir(parents=True, exist_ok=True)
             settings = {name: getattr(chosen, name) for name in ("connections", "seconds", "piece", "megabytes")}
-            figures = {"settings": settings, "servers": [target.to_json() for target in targets]}
-            chosen.json.write_text(json.dumps(figures, indent=1) + "\n")
+            content = {"settings": settings, "servers": [target.to_json() for target in targets]}
+            write(chosen.json, list(figures(targets)), content)
     finally:
         shutil.rmtree(folder)
 
@@ -229,6 +227,16 @@ async def connection(
             taken.append(time.perf_counter() - began)
     finally:
         writer.close()
+
+
+def figures(targets: list[Target]) -> Iterator[Figure]:
+    """Requests a second, seconds of a request, processor seconds of the server for one, and memory."""
+    for item in targets:
+        yield figure("requests", item.name, "requests a second", item.rates, "requests")
+        yield figure("requests", item.name, "half of them within", item.p50, "s")
+        yield figure("requests", item.name, "99 % within", item.p99, "s")
+        yield figure("requests", item.name, "processor time of the server for one", item.cpu, "s")
+        yield figure("requests", item.name, "resident memory", [float(nbytes) for nbytes in item.resident], "bytes")
 
 
 def show(targets: list[Target], chosen: argparse.Namespace) -> None:

@@ -6,7 +6,6 @@ random: neither takes longer for that. A merge is held against a plain copy of t
 
 import argparse
 import contextlib
-import json
 import os
 import shutil
 import statistics
@@ -15,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import ckptzoo
-from benchmarks.layers_report import machine
+from benchmarks.figures import Figure, figure, machine, ratios, turns, write
 from builders import metadata, sources
 from builders.checkpointing import WORK_FOLDER, BuildFolder, BuildPlan
 from builders.energy import Spent
@@ -65,13 +64,14 @@ def speed_up(name: str, prepare: Callable[[], Callable[[str], list[str]]], repea
     """One process against two. ``prepare`` makes things ready and returns the command of a share."""
     one: list[float] = []
     two: list[float] = []
-    for _ in range(repeats):
-        for seconds, count in ((one, 1), (two, 2)):
-            command = prepare()
-            seconds.append(run_pinned([command(f"{number}/{count}") for number in range(count)]))
-    ratios = [alone / both for alone, both in zip(one, two, strict=True)]
+    for count in turns((1, 2), repeats):
+        command = prepare()
+        seconds = run_pinned([command(f"{number}/{count}") for number in range(count)])
+        (one if count == 1 else two).append(seconds)
+    found = ratios(one, two)
     row = {"what": name, "one_seconds": statistics.median(one), "two_seconds": statistics.median(two)}
-    return {**row, "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+    all_of_them = {"one": one, "two": two, "ratios": found}
+    return {**row, "ratio": statistics.median(found), "least": min(found), "most": max(found), "all": all_of_them}
 
 
 def working(folder: Path, members: int, epochs: int, *more: str) -> Callable[[], Callable[[str], list[str]]]:
@@ -232,6 +232,19 @@ def measure(folder: Path, chosen: argparse.Namespace) -> tuple[list[Row], list[R
     return shared, [*planning(folder, chosen.units), *merging(folder, chosen.merged)]
 
 
+def figures(shared: list[Row], single: list[Row]) -> Iterator[Figure]:
+    """Seconds of one process and of two, and of single calls."""
+    for row in shared:
+        for key, column in (("one", "one process"), ("two", "two processes")):
+            yield figure("shared", row["what"], column, row["all"][key], "s")
+        yield figure("shared", row["what"], "times as fast", row["all"]["ratios"], "times")
+    for row in single:
+        if "seconds" in row:
+            yield figure("single", row["what"], "time", [row["seconds"]], "s")
+        else:
+            yield figure("single", "disk that the merge takes besides", "bytes", [row["mebibytes"] * 2**20], "bytes")
+
+
 def main() -> None:
     """Measure, print the tables, write the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -257,15 +270,15 @@ def main() -> None:
     for column in ("what", "one, s", "two, s", "ratio", "least", "most"):
         table.add_column(column, justify="left" if column == "what" else "right")
     for row in shared:
-        table.add_row(str(row["what"]), *(f"{row[key]:.2f}" for key in list(row)[1:]))
+        keys = ("one_seconds", "two_seconds", "ratio", "least", "most")
+        table.add_row(str(row["what"]), *(f"{row[key]:.2f}" for key in keys))
     console.print(table)
     for row in single:
         console.print(
             f"{row['what']}: " + (f"{row['seconds']:.2f} s" if "seconds" in row else f"{row['mebibytes']:,.0f}")
         )
     console.print(f"{facts['cpu']}, {facts['cores']} cores, torch {torch.__version__}")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(json.dumps({"machine": facts, "shared": shared, "single": single}, indent=1) + "\n")
+    write(chosen.json, list(figures(shared, single)), {"machine": facts, "shared": shared, "single": single})
 
 
 if __name__ == "__main__":

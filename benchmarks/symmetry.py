@@ -7,7 +7,6 @@ bytes of the zoo on disk.
 
 import argparse
 import atexit
-import json
 import os
 import shutil
 import statistics
@@ -28,8 +27,8 @@ from safetensors.numpy import save_file
 import ckptzoo
 from benchmarks.checkouts import Task, compare
 from benchmarks.checkouts import show as show_checkouts
+from benchmarks.figures import Figure, figure, machine, ratios, turns, write
 from benchmarks.layers_pages import evict
-from benchmarks.layers_report import machine
 from ckptzoo import archs
 from ckptzoo.derive import EquivalenceReport, derive
 from ckptzoo.schema import layout
@@ -50,13 +49,14 @@ class Contender:
         for the table.
     run
         does it once, given the zoo's folder and an empty folder for output.
-    seconds
-        one a repeat.
+    seconds, processor
+        one a repeat, by the clock and of all cores.
     """
 
     name: str
     run: Callable[[Path, Path], object]
     seconds: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
 
     @property
     def median(self) -> float:
@@ -138,16 +138,17 @@ def contenders(per_checkpoint: bool) -> list[Contender]:
 def measure(path: Path, found: list[Contender], repeats: int, progress: Progress) -> None:
     """Interleaved repeats."""
     task = progress.add_task(path.name, total=repeats * len(found))
-    for _ in range(repeats):
-        for contender in found:
-            shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
-            with tempfile.TemporaryDirectory(dir=path.parent) as out:
-                evict(shards(path))
-                os.sync()
-                began = time.perf_counter()
-                contender.run(path, Path(out))
-                contender.seconds.append(time.perf_counter() - began)
-            progress.advance(task)
+    for number in turns(range(len(found)), repeats):
+        contender = found[number]
+        shutil.rmtree(path / layout.DERIVED, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as out:
+            evict(shards(path))
+            os.sync()
+            began, worked = time.perf_counter(), time.process_time()
+            contender.run(path, Path(out))
+            contender.seconds.append(time.perf_counter() - began)
+            contender.processor.append(time.process_time() - worked)
+        progress.advance(task)
 
 
 def equivalence_checks(path: Path, certify: str) -> tuple[float, list[EquivalenceReport]]:
@@ -238,6 +239,7 @@ def main() -> None:
         return
     console = Console()
     results: dict[str, Any] = {}
+    figures: list[Figure] = []
     with tempfile.TemporaryDirectory(dir=chosen.folder) as held, Progress(console=console, transient=True) as progress:
         folder = Path(held)
         for name, members, certify in (("optunet", chosen.optunets, "all"), ("resnet18-100", chosen.resnets, "sample")):
@@ -250,6 +252,12 @@ def main() -> None:
             for kind in certified:
                 worst = f"largest difference {kind.random:.1e}"
                 console.print(f"checks ({certify}): {kind.checkpoints:,} in {kind.precision}, {worst}; {seconds:.1f} s")
+            for contender in found:
+                row = f"{members:,} {name}, {contender.name}"
+                figures += [figure("deriving", row, "time", contender.seconds, "s")]
+                figures += [figure("deriving", row, "processor time", contender.processor, "s")]
+                compared = ratios(contender.seconds, found[0].seconds)
+                figures += [figure("deriving", row, "time over that of reading and writing", compared, "times")]
             results[name] = {
                 "members": members,
                 "bytes": nbytes,
@@ -261,9 +269,9 @@ def main() -> None:
     console.print(f"tracing and verifying resnet18-100: {statistics.median(tracing):.2f} s")
     facts = machine(ROOT)
     console.print(f"{facts['cpu']}, {facts['cores']} cores, {facts['system']}, Python {facts['python']}")
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
     content = {"machine": facts, "results": results, "tracing_seconds": tracing}
-    chosen.json.write_text(json.dumps(content, indent=1) + "\n")
+    figures.append(figure("tracing", "trace resnet18-100 and verify", "time", tracing, "s"))
+    write(chosen.json, figures, content)
     console.print(f"Figures: {chosen.json}")
 
 

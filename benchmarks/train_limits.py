@@ -88,6 +88,24 @@ def product_rate(device: str, dtype: torch.dtype = torch.float32, side: int | No
     return 2 * side**3 / _fastest(lambda: torch.mm(one, two, out=out), device)
 
 
+def product_steps(device: str, flop: int) -> Callable[[int], float]:
+    """A function of a number of member-steps that returns the seconds of their arithmetic in products of matrices."""
+    side = _SIDE[_kind(device)]
+    one, two = (torch.rand(side, side, device=device) for _ in range(2))
+    out = torch.empty_like(one)
+
+    def take(count: int) -> float:
+        products = max(1, round(count * flop / (2 * side**3)))
+        began = time.perf_counter()
+        for _ in range(products):
+            torch.mm(one, two, out=out)
+        if _kind(device) == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - began) * count * flop / (products * 2 * side**3)
+
+    return take
+
+
 def copy_rate(device: str) -> float:
     """Bytes a second that a copy within the device's memory reads and writes."""
     source = torch.zeros(_COPIED[_kind(device)], dtype=torch.uint8, device=device)

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,6 +37,8 @@ from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import Contents, read_contents
 from ckptzoo.format.tree import Tree
 from ckptzoo.hub import card
+from ckptzoo.recording.merging import MergedPart, add_units
+from ckptzoo.recording.units import Row
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML
 
@@ -57,9 +59,9 @@ CARDS = _INSTALLED_CARDS if _INSTALLED_CARDS.is_dir() else _CHECKOUT_CARDS
 class Built:
     """The result of a build.
 
-    ``part`` is the new part's name, None where nothing was to be done; ``held`` counts the members of the recipe that
-    the zoo holds now, retracted ones included. ``member_steps`` and ``seconds`` are the optimiser steps of all members
-    taken by this process, and their time, measuring the checkpoints included.
+    ``part`` is the name of the new part, the last where there are several, None where nothing was to be done; ``held``
+    counts the members of the recipe that the zoo holds now, retracted ones included. ``member_steps`` and ``seconds``
+    are the optimiser steps of all members taken by this process, and their time, measuring the checkpoints included.
     """
 
     zoo: Path
@@ -280,11 +282,12 @@ def build_requested(
         steps_taken, seconds = train_all(job, units, console)
         # ends the threads of trainers and NVML before files are merged
         opened.close()
-        part, count = merge_units(root, build_folder, units, plan.keep_steps)
+        parts = list(merge_units(root, build_folder, units, plan.keep_steps, request.recipe.arch.nbytes))
         # last: a process that is killed before finds its units in the zoo, and adds none of them twice
         build_folder.remove()
     write_page(root)
     added = sum(len(unit.seeds) for unit in units)
+    part, count = parts[-1].name if parts else None, sum(part.checkpoints for part in parts)
     return Built(root, part, count, added, settled.held + added, steps_taken, seconds, _cost(root, units))
 
 
@@ -421,19 +424,24 @@ def _cost(root: Path, units: Sequence[Unit]) -> tuple[Spending, ...]:
 
 
 def merge_units(
-    root: Path, build_folder: BuildFolder, units: Sequence[Unit], steps: tuple[int, ...]
-) -> tuple[str | None, int]:
-    """Write the checkpoints of the units into the zoo as one part; its last step says whether a member diverged."""
-    count = 0
-    with ckptzoo.append(root) as writer:
-        for unit in units:
-            # a member diverged or not by its last loss: earlier checkpoints of one that did are marked too
-            ends_diverged = [row["diverged"] for row in build_folder.read_kept(unit, steps[-1])[1]]
-            for step in steps:
-                weights, rows = build_folder.read_kept(unit, step)
-                writer.add(weights, [{**row, "diverged": end} for row, end in zip(rows, ends_diverged, strict=True)])
-                count += len(rows)
-        return writer.commit(), count
+    root: Path, build_folder: BuildFolder, units: Sequence[Unit], steps: tuple[int, ...], member_bytes: int
+) -> Iterator[MergedPart[Unit]]:
+    """Write the checkpoints of the units into the zoo, and remove their files; yield each part as it is published.
+
+    The last of the ``steps`` says whether a member diverged; ``member_bytes`` are those of a checkpoint.
+    """
+
+    def read(unit: Unit) -> Iterator[tuple[Mapping[str, Any], list[Row]]]:
+        # a member diverged or not by its last loss: earlier checkpoints of one that did are marked too
+        ends_diverged = [row["diverged"] for row in build_folder.read_kept(unit, steps[-1])[1]]
+        for step in steps:
+            weights, rows = build_folder.read_kept(unit, step)
+            yield weights, [{**row, "diverged": end} for row, end in zip(rows, ends_diverged, strict=True)]
+
+    nbytes = member_bytes * len(steps)
+    yield from add_units(
+        root, units, nbytes=lambda unit: nbytes * len(unit.seeds), read=read, forget=build_folder.forget
+    )
 
 
 @dataclass(frozen=True, eq=False)

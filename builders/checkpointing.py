@@ -12,7 +12,7 @@ A build's folder is locked while it runs; Ctrl-C and SIGTERM become a question t
         <unit>-<draw>.kept.safetensors    the same for the draws of a posterior method
 
 Files are written under another name, flushed and renamed, so each is whole or absent. They say whose they are, with a
-digest, see ``builders.work_files``: what was damaged since, or belongs to another build, is refused by name.
+digest, see ``ckptzoo.recording.unit_files``: what was damaged since, or belongs to another build, is refused by name.
 """
 
 import errno
@@ -22,11 +22,9 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -34,29 +32,26 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from builders import work_files
 from builders.energy import Spent
 from builders.state import Tensors, TrainingState, as_stored
 from ckptzoo import __version__
 from ckptzoo.errors import IntegrityError, Problem, ZooError
-from ckptzoo.format.durable import TEMPORARY, regular, write_file
+from ckptzoo.format.durable import regular, write_file
+from ckptzoo.recording import unit_files
+from ckptzoo.recording.claims import sweep_old
+from ckptzoo.recording.units import WORK_FOLDER, Row, decode_rows, encode_rows
 from ckptzoo.schema.documents import seal, unseal
 from ckptzoo.text import excerpt
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-WORK_FOLDER = ".work"
-"""The folder of unfinished builds, in a zoo's folder."""
 PLAN = "plan.json"
 """The file that describes what is being built, in the folder of a build."""
 Plan = TypeVar("Plan", bound="DataclassInstance")
 """A dataclass whose fields are texts, numbers, tuples of such and mappings."""
-Row = dict[str, Any]
 WORK_AGAIN = "Run python -m builders work, which trains such units again, and then merge; or build, which does both."
 """The advice about units whose files are missing, or have no digest."""
-_OLD_SECONDS = 3600.0
-"""Seconds; no file takes longer to be written."""
 StopRequested = Callable[[], bool]
 """A function that returns whether the process was asked to stop."""
 
@@ -118,7 +113,7 @@ class BuildFolder:
     def _read_plan(self) -> tuple[dict[str, Any], str]:
         path = self.folder / PLAN
         try:
-            content, digest = unseal(work_files.read_small(path), location=str(path))
+            content, digest = unseal(unit_files.read_small(path), location=str(path))
         except IntegrityError as error:
             raise _bad_plan(path, "one with its digest", f"{error.problem.what} {error.problem.got}") from error
         # JSON has no tuples
@@ -167,9 +162,9 @@ class BuildFolder:
                 raise ZooError(Problem(str(self.folder), "unfinished build", expected, got, step))
         return plan
 
-    def write(self, name: str, data: bytes | bytearray) -> None:
+    def write(self, name: str, *pieces: bytes | memoryview) -> None:
         """Write one of the files of units; each is whole or absent."""
-        write_file(self.folder / name, data)
+        write_file(self.folder / name, *pieces)
 
     def state_name(self, unit: Unit) -> str:
         """Return the name of the file with the unit's saved state."""
@@ -178,12 +173,12 @@ class BuildFolder:
     def saved_file(self, unit: Unit) -> Path | None:
         """Return the unit's saved state, if there is one; raises as ``restore``, except for damaged tensors."""
         path = self._state(unit)
-        return None if work_files.read_facts(path, self._of_state(unit)) is None else path
+        return None if unit_files.read_facts(path, self._of_state(unit)) is None else path
 
     def saved_step(self, unit: Unit) -> int:
         """Return the optimiser step up to which a unit in progress is saved; 0 where nothing readable is."""
         try:
-            facts = work_files.read_facts(self._state(unit), self._of_state(unit))
+            facts = unit_files.read_facts(self._state(unit), self._of_state(unit))
             return 0 if facts is None else max(0, int(facts.get("step", "0")))
         except (IntegrityError, ValueError):  # which the one who carries the unit on says
             return 0
@@ -194,13 +189,13 @@ class BuildFolder:
         arrays |= {f"extra/{name}": _array(tensor) for name, tensor in state.extra.items()}
         # safetensors has texts alone as metadata; repr of a float reads back as the same float
         facts = {"step": str(state.step), "seconds": repr(spent.seconds), "joules": json.dumps(spent.joules)}
-        self.write(self._state(unit).name, work_files.sealed(arrays, facts | self._of_state(unit)))
+        self.write(self._state(unit).name, *unit_files.sealed(arrays, facts | self._of_state(unit)))
 
     def restore(self, unit: Unit, state: TrainingState) -> Spent:
         """Bring a fresh state to where the unit was saved, if it was; return the time and energy spent until then.
         Raises IntegrityError: the file is damaged, or of another unit or plan.
         """
-        saved = work_files.read(self._state(unit), self._of_state(unit))
+        saved = unit_files.read(self._state(unit), self._of_state(unit))
         if saved is None:
             return Spent()
         arrays, facts = saved
@@ -214,22 +209,21 @@ class BuildFolder:
     def keep(self, unit: Unit, number: int, weights: Tensors, rows: list[Row]) -> None:
         """Store checkpoints of a unit, with their rows: those of a step, or of a draw."""
         arrays = {name: _array(tensor) for name, tensor in as_stored(weights).items()}
-        facts = {"rows": json.dumps(rows, default=_iso), **self._of_kept(unit, number)}
-        self.write(self._kept(unit, number).name, work_files.sealed(arrays, facts))
+        facts = {"rows": encode_rows(rows), **self._of_kept(unit, number)}
+        self.write(self._kept(unit, number).name, *unit_files.sealed(arrays, facts))
 
     def read_kept(self, unit: Unit, number: int) -> tuple[dict[str, NDArray[Any]], list[Row]]:
         """Read checkpoints back; raises IntegrityError if there are none, or they are damaged or another build's."""
         path = self._kept(unit, number)
-        kept = work_files.read(path, self._of_kept(unit, number))
+        kept = unit_files.read(path, self._of_kept(unit, number))
         if kept is None:
             raise IntegrityError(Problem(str(path), "saved work", "a file with a seal", "none", WORK_AGAIN))
         arrays, facts = kept
-        rows: list[Row] = json.loads(facts["rows"])
-        return arrays, [{**row, "created": datetime.fromisoformat(row["created"])} for row in rows]
+        return arrays, decode_rows(facts["rows"], location=str(path))
 
     def is_kept(self, unit: Unit, number: int) -> bool:
         """Return whether checkpoints of a step or draw are stored; raises as ``read_kept``, but for damaged tensors."""
-        return work_files.read_facts(self._kept(unit, number), self._of_kept(unit, number)) is not None
+        return unit_files.read_facts(self._kept(unit, number), self._of_kept(unit, number)) is not None
 
     def is_finished(self, unit: Unit, numbers: Sequence[int]) -> bool:
         """Return whether all of these are stored; the last are stored last, so they are looked for first."""
@@ -310,7 +304,7 @@ def locked_build_folder(zoo: Path, prefix: str) -> Iterator[BuildFolder]:
         # the number of an earlier holder may have more digits
         os.truncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()}\n".encode())
-        _sweep(folder)
+        sweep_old(folder)
         yield BuildFolder(folder)
     finally:
         # nothing was settled: a build that was refused leaves no folder behind
@@ -330,14 +324,6 @@ def _tolerating_no_locks() -> Iterator[None]:
             raise
 
 
-def _sweep(folder: Path) -> None:
-    """Remove temporary files of killed processes; others may be at work here, so only old ones."""
-    for left in folder.glob(f"{TEMPORARY}*"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > _OLD_SECONDS:
-                left.unlink()
-
-
 def _array(tensor: torch.Tensor) -> NDArray[Any]:
     return np.ascontiguousarray(tensor.detach().cpu().numpy())
 
@@ -345,12 +331,6 @@ def _array(tensor: torch.Tensor) -> NDArray[Any]:
 def _bad_plan(path: Path, expected: str, got: str) -> IntegrityError:
     step = "Give the build up by removing that folder."
     return IntegrityError(Problem(str(path), "plan", expected, excerpt(got), step))
-
-
-def _iso(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    raise TypeError(f"{type(value).__name__} in a row")
 
 
 def _format_value(value: object) -> str:

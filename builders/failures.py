@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from builders.checkpointing import BuildFolder
-from builders.work_files import read_small
 from ckptzoo.format.durable import regular, write_file
+from ckptzoo.recording.unit_files import read_small
 
 ATTEMPTS = 5
 """The number of times that a unit may end without progress before it is set aside."""

@@ -23,15 +23,15 @@ from rich.console import Console
 
 from builders.build import SAVE_SECONDS
 from builders.checkpointing import Interrupted, Unit, catch_stop_signals
-from builders.claims import Claims
 from builders.failures import ATTEMPTS, forget_failures, log, note_failure
 from builders.progress import Progress
 from builders.ray_tasks import HEARTBEAT_SECONDS, TaskProgress, UnitTask, train_unit, version
 from builders.recipe import Recipe
 from builders.shared import Worked, WorkOrder
-from builders.work_files import read_small
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.ray_cluster import connected
+from ckptzoo.recording.claims import Claims
+from ckptzoo.recording.unit_files import read_small
 
 SILENT_SECONDS = 12 * HEARTBEAT_SECONDS
 """Seconds without a heartbeat after which a task counts as lost: some are, when nodes die (Ray's issues 39109, 46425).

@@ -124,7 +124,7 @@ def _check(zoo: ckptzoo.Zoo, recipe: Recipe) -> None:
         expected, got = (f"{found.name} in {', '.join(_dtypes(found))}" for found in (recipe.arch, zoo.arch))
         step = "Name the recipe of the zoo's networks."
         raise ZooError(Problem(zoo.name, "architecture", f"{expected}, the recipe's", got, step))
-    digests = zoo.metadata["recipe_digest"].to_pylist()
+    digests = zoo.column("recipe_digest").to_pylist()
     others = sorted({str(digest)[:15] for digest in digests if digest != recipe.digest})
     if others:
         step = f"Choose checkpoints with --where, such as \"recipe_digest == '{recipe.digest}'\"."

@@ -3,7 +3,7 @@
 ::
 
     journal.log            every trial, as Optuna's JournalStorage writes it
-    trial-000007.claim-…   a process trains trial 7 (builders.claims)
+    trial-000007.claim-…   a process trains trial 7 (ckptzoo.recording.claims)
     asking.claim-…         one takes the next trial; journal.claim-…: one writes into the journal
 
 A trial whose process ended before it reported a result is lost: it is reported as failed, is not counted, and the next
@@ -24,9 +24,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from builders.claims import Claims
 from ckptzoo import archs
 from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.recording.claims import Claims
 
 JOURNAL = "journal.log"
 SPACE: dict[str, BaseDistribution] = {
@@ -51,7 +51,9 @@ PUBLISHED = {
 """OptuNet, the first trial of every search."""
 _ACCURACIES, _REASON = "accuracies", "reason"
 _LOCK_HEARTBEAT, _LOCK_STALE = 5.0, 30.0
-"""Seconds, as in ``builders.claims``, of what a process holds for a moment; of another machine's, as Optuna's locks."""
+"""Seconds, as in ``ckptzoo.recording.claims``, of what a process holds for a moment; of another machine's, as
+Optuna's locks.
+"""
 _WAIT_SECONDS = 0.05
 """Seconds between two looks of a process at whether another one has finished an exclusive action."""
 

@@ -7,14 +7,13 @@
     merge     adds finished units to the zoo                ZOO/parts/..., and the units' files go
 
 ``builders.status`` says what is done; ``build`` is all of it in one process. No verb needs a lock of the file system:
-see ``builders.claims``.
+see ``ckptzoo.recording.claims``.
 """
 
 import os
 import socket
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Unpack
@@ -46,7 +45,6 @@ from builders.checkpointing import (
     locked_build_folder,
     member_plans,
 )
-from builders.claims import Claim, Claims
 from builders.energy import counter_of
 from builders.failures import ATTEMPTS, failures_of, forget_failures, log, note_failure
 from builders.progress import Progress
@@ -54,12 +52,9 @@ from builders.recipe import Recipe
 from builders.train import open_trainer
 from builders.zoo_engines import engines_held, require_engine
 from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.recording.claims import Claim
+from ckptzoo.recording.merging import one_merge
 from ckptzoo.text import counted, excerpt
-
-MERGE = "merge"
-"""The name of the claim of a merge."""
-MAX_PART_BYTES = 32 * 2**30
-"""The largest number of bytes of weights in a part that a merge writes, unless one unit is larger."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +193,7 @@ def merge(to: str | Path, recipe: Recipe | str | Path | None = None, *, push_to:
     recipe, build_folder, settled = find_plan(root, recipe)
     parts: list[str] = []
     count = checkpoints = 0
-    with _one_merge(build_folder, root):
+    with one_merge(build_folder.folder, root):
         contents = read_zoo(root, recipe)
         units = lacking_units(root, contents, recipe, settled)
         if units:
@@ -210,15 +205,11 @@ def merge(to: str | Path, recipe: Recipe | str | Path | None = None, *, push_to:
                 build_folder.forget(unit)
         _refuse_unsealed(build_folder, settled, units)
         ready = [unit for unit in units if build_folder.is_finished(unit, settled.keep_steps)]
-        for group in _groups(ready, recipe.arch.nbytes * len(settled.keep_steps)):
-            part, added = merge_units(root, build_folder, group, settled.keep_steps)
-            for unit in group:
-                build_folder.forget(unit)
-            count, checkpoints = count + len(group), checkpoints + added
-            if part is not None:
-                parts.append(part)
-                write_page(root)
-                _publish(root, push_to)
+        for part in merge_units(root, build_folder, ready, settled.keep_steps, recipe.arch.nbytes):
+            count, checkpoints = count + len(part.units), checkpoints + part.checkpoints
+            parts.append(part.name)
+            write_page(root)
+            _publish(root, push_to)
         if not parts:
             # what a call that was killed had added
             _publish(root, push_to)
@@ -396,27 +387,3 @@ def _refuse_unsealed(build_folder: BuildFolder, settled: BuildPlan, units: Seque
     if unsealed:
         got = f"files without a digest of {counted(len(unsealed), 'unit')}: {excerpt(', '.join(unsealed))}"
         raise IntegrityError(Problem(str(build_folder.folder), "saved work", "files with a digest", got, WORK_AGAIN))
-
-
-@contextmanager
-def _one_merge(build_folder: BuildFolder, root: Path) -> Iterator[None]:
-    claims = Claims(build_folder.folder)
-    with claims.held(MERGE) as claim:
-        if claim is None:
-            holder = claims.holder(MERGE)
-            got = "another" if holder is None else f"process {holder.process} on {holder.host}"
-            raise ZooError(Problem(str(root), "merge", "no other one at work", got, "Wait for it to end, or stop it."))
-        yield
-
-
-def _groups(units: Sequence[Unit], member_bytes: int) -> Iterator[list[Unit]]:
-    """Yield groups of units of at most ``MAX_PART_BYTES``, or of one unit."""
-    group: list[Unit] = []
-    for unit in units:
-        members = sum(len(item.seeds) for item in group) + len(unit.seeds)
-        if group and members * member_bytes > MAX_PART_BYTES:
-            yield group
-            group = []
-        group.append(unit)
-    if group:
-        yield group

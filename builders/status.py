@@ -10,12 +10,12 @@ from rich.live import Live
 from rich.table import Table
 
 from builders.checkpointing import PLAN, BuildFolder, BuildPlan, member_plans
-from builders.claims import Claims, Holder
 from builders.failures import ATTEMPTS, failures_of
 from builders.progress import duration
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
+from ckptzoo.recording.claims import Claims, Holder
 from ckptzoo.text import counted
 
 

@@ -12,12 +12,12 @@ from functools import cached_property
 from rich.console import Console
 
 from builders.checkpointing import BuildFolder, Interrupted, StopRequested, Unit
-from builders.claims import Claim, Claims
 from builders.energy import Counter, Spent, spent
 from builders.estimate import SECONDS, WARM_UP
 from builders.progress import Progress
 from builders.state import TrainingState
 from builders.train import Trainer
+from ckptzoo.recording.claims import Claim, Claims
 
 _SAVING_SHARE = 0.01
 """The share of the time that saving states may take."""

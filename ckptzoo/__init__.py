@@ -30,6 +30,8 @@ _PUBLIC = {
     "ray_datasource": "ckptzoo.loader.ray",
     "create": "ckptzoo.format.writer",
     "append": "ckptzoo.format.writer",
+    "record": "ckptzoo.recording",
+    "gather": "ckptzoo.recording",
     "verify": "ckptzoo.format.verify",
     "compact": "ckptzoo.format.maintenance",
     "merge_parts": "ckptzoo.format.merging",
@@ -92,6 +94,8 @@ if TYPE_CHECKING:
     from ckptzoo.loader.zoo import Zoo as Zoo
     from ckptzoo.loader.zoo import open as open
     from ckptzoo.progress import progress_bar as progress_bar
+    from ckptzoo.recording import gather as gather
+    from ckptzoo.recording import record as record
     from ckptzoo.schema.architecture import Architecture as Architecture
     from ckptzoo.schema.architecture import Tensor as Tensor
     from ckptzoo.schema.card import Card as Card

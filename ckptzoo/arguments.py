@@ -128,6 +128,8 @@ def _fits(value: Any, kind: Any) -> bool:
             return bool(getattr(value, "shape", ())) and _holds_numbers(value)
         return _fits(value, parts[0]) and all(value is None or item.holds(value) for item in bounds)
     if origin in (typing.Union, types.UnionType):
+        if Any in parts:
+            return True
         if isinstance(value, str) and "\0" in value and any(map(_is_path, parts)):
             return False  # no system has such a path
         return any(_fits(value, part) for part in _alternatives(parts))
@@ -187,7 +189,8 @@ def _is_ndarray(kind: Any) -> bool:
     return getattr(kind, "__module__", "") == "numpy" and getattr(kind, "__name__", "") == "ndarray"
 
 
-def _alternatives(parts: Sequence[Any]) -> Sequence[Any]:
+@functools.lru_cache(maxsize=4096)
+def _alternatives(parts: tuple[Any, ...]) -> Sequence[Any]:
     """The members of a union; of ``numpy.typing.ArrayLike`` without texts and bytes, which are never meant by it."""
     if any(getattr(part, "__module__", "").startswith("numpy._typing") for part in parts):
         return [part for part in parts if part not in (str, bytes, complex)]

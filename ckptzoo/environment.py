@@ -47,3 +47,9 @@ def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
 def hub_endpoint(environment: Mapping[str, str] = os.environ) -> str:
     """``$HF_ENDPOINT``, else huggingface.co, without a slash at the end."""
     return (environment.get("HF_ENDPOINT") or PUBLIC_HUB).rstrip("/")
+
+
+def s3_endpoint(environment: Mapping[str, str] = os.environ) -> str | None:
+    """``$AWS_ENDPOINT_URL_S3``, else ``$AWS_ENDPOINT_URL``, without a slash at the end; None for Amazon's own."""
+    named = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    return named.rstrip("/") if named else None

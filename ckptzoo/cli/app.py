@@ -10,7 +10,7 @@ import typer
 
 from ckptzoo.cli.cache import cache
 from ckptzoo.cli.catalogue import catalogue
-from ckptzoo.cli.commands import collection, compact, doctor, info, page, retract, show, verify
+from ckptzoo.cli.commands import audit, collection, compact, doctor, gather, info, page, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
 from ckptzoo.cli.exits import (
     INTERRUPTED,
@@ -55,9 +55,10 @@ for _command in (info, show, page, verify, export, compare, derive, align, predi
 app.add_typer(study)
 app.command()(catalogue)
 app.command("import")(import_)
+app.command()(audit)
 app.command()(collection)
 app.add_typer(splits)
-for _command in (search, pull, push, card, release, cite, contribute, review, compact, retract, doctor):
+for _command in (search, pull, push, card, release, cite, contribute, review, gather, compact, retract, doctor):
     app.command()(_command)
 app.add_typer(cache)
 app.add_typer(serve)

@@ -22,6 +22,7 @@ from ckptzoo.cli.options import (
     opened,
     print_result,
 )
+from ckptzoo.progress import progress_bars
 
 
 def info(zoo: ZooAddress, where: Where = None, as_json: AsJson = False) -> None:
@@ -46,17 +47,19 @@ def verify(
     """
     import ckptzoo
     from ckptzoo.loader.collection import holds_zoos, verify_collection
+    from ckptzoo.recording.units import hint, waiting_units
     from ckptzoo.text import counted, printable
 
     root = folder(zoo)
     check = verify_collection if holds_zoos(root) else ckptzoo.verify
     with bar("verifying", nbytes=True) as progress:
         problems = check(root, deep=not shallow, progress=progress)
+    waiting = waiting_units(root)
     if as_json:
         # the first of a problem's facts is named "where" in this output, though it is an attribute ``location``
         listed = [asdict(problem) for problem in problems]
         described = [{"where": item.pop("location"), **item} for item in listed]
-        emit({"zoo": zoo, "deep": not shallow, "problems": described})
+        emit({"zoo": zoo, "deep": not shallow, "problems": described, "waiting": waiting})
     else:
         for problem in problems:
             print(printable(str(problem)))
@@ -67,6 +70,8 @@ def verify(
             else f"every byte was checked but those of {unread}"
         )
         print(f"{zoo}: {counted(len(problems), 'problem')} found." if problems else f"{zoo}: no problem found; {read}.")
+        if waiting:
+            print(hint(zoo, waiting))
     if problems:
         raise typer.Exit(PROBLEMS)
 
@@ -121,6 +126,52 @@ def compact(
         return
     snapshot = ckptzoo.compact(folder(zoo))
     print(f"{zoo}: no parts, nothing to write." if snapshot is None else snapshot)
+
+
+def gather(
+    zoo: ZooFolder,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--contribute", metavar="ORG/ZOO", help="Open a pull request with the zoo's checkpoints; needs --card."
+        ),
+    ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option("--card", metavar="FILE", help="contribution.toml; see cards/template/contribution.toml."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make parts of what training loops recorded by ckptzoo.record.
+
+    Runs that still record go on; what they save later is gathered by a later call. Files that are damaged, or not of
+    this zoo, stay and are named, with exit code 1; the others are added. With --contribute the new parts go to a zoo
+    on a hub, in one pull request, as by ckptzoo contribute; where there are none, all parts go.
+    """
+    from ckptzoo.recording.gathering import gather as made_parts
+    from ckptzoo.recording.gathering import parts_alone
+
+    if (to is None) != (card is None):
+        raise typer.BadParameter("expected --contribute and --card together: the card says who brings the checkpoints.")
+    root = folder(zoo)
+    with bar("gathering") as progress:
+        gathered = made_parts(root, progress=progress)
+    proposed = None
+    if to is not None and not gathered.problems:
+        from ckptzoo.hub.client.quiet import quietly
+        from ckptzoo.hub.contributions.contribute import contribute
+
+        assert card is not None
+        with quietly(), progress_bars() as stages, parts_alone(root, gathered.parts) as brought:
+            proposed = contribute([brought], to=to, card=card, progress=stages)
+    if as_json:
+        emit({**gathered.to_json(), **({} if proposed is None else {"contribution": proposed.to_json()})})
+    else:
+        gathered.print(console())
+        if proposed is not None:
+            proposed.print(console())
+    if gathered.problems:
+        raise typer.Exit(PROBLEMS)
 
 
 def retract(
@@ -222,4 +273,43 @@ def doctor(
     examination = examine(zoo)
     print_result(examination, as_json)
     if examination.problems:
+        raise typer.Exit(PROBLEMS)
+
+
+def audit(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE_OR_ZOO...",
+            help="Zoos, folders, files, https:// or hf://; 'hf://org/model@step*'; a list of them (.txt).",
+            show_default=False,
+        ),
+    ],
+    everything: Annotated[
+        bool, typer.Option("--all", help="Read every number: NaN anywhere, and equal weights compared whole.")
+    ] = False,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="PATTERN", help="Only files whose path, name or folder fits."),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="PATTERN", help="No files whose path, name or folder fits."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look for steps of training runs that are not what they say they are; exit with 1 if something was found.
+
+    Finds copies of other steps and of other runs, swapped steps, weights that belong to no trajectory, missing steps,
+    steps whose files say another step, other tensors, NaN. Nothing is downloaded: of each file the header and a few
+    slices are read. The audit log on the pages of ckptzoo serve is something else.
+    """
+    from ckptzoo.hub.audits import audit as audit_sources
+
+    with bar("looking", nbytes=True) as progress:
+        result = audit_sources(
+            sources, include=include or (), exclude=exclude or (), everything=everything, progress=progress
+        )
+    print_result(result, as_json)
+    if result.findings:
         raise typer.Exit(PROBLEMS)

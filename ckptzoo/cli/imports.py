@@ -11,11 +11,12 @@ from ckptzoo.cli.options import AsJson, bar, parse_input_shape, print_result
 
 
 def import_(
-    source: Annotated[
-        str,
+    sources: Annotated[
+        list[str],
         typer.Argument(
-            metavar="SOURCE",
-            help="A folder, an archive (tar, also packed, or zip) or a file; https:// or hf://.",
+            metavar="SOURCE...",
+            help="Folders, archives (tar, also packed, or zip), files; https:// or hf://; 'hf://org/model@step*'; a "
+            "list of them (.txt).",
             show_default=False,
         ),
     ],
@@ -143,7 +144,7 @@ def import_(
     if dry_run:
         with bar("looking", nbytes=True) as progress:
             plan = plan_import(
-                source,
+                sources,
                 adapter=adapter,
                 include=include or (),
                 exclude=exclude or (),
@@ -157,7 +158,7 @@ def import_(
         return
     with bar("importing", nbytes=True) as progress:
         result = import_zoo(
-            source,
+            sources,
             to,
             adapter=adapter,
             # a file of --names is such a table alone, or a contribution.toml with the table [names]

@@ -1,4 +1,4 @@
-"""Work that overlaps and still ends in order: batches solved ahead, and results written behind."""
+"""Work that overlaps and still ends in order: while the caller uses a result, the next ones are computed."""
 
 import ctypes
 import functools
@@ -6,11 +6,16 @@ import os
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TypeVar
 
 MAX_THREADS = 4
 """The maximum number of batches that are solved at a time, one per core; each has its weights in memory twice."""
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""``M_TRIM_THRESHOLD`` and ``M_MMAP_THRESHOLD`` of mallopt(3)."""
+_LARGE_BYTES, _USUAL_BYTES = 2**20, 32 * 2**20
+"""The bytes from which arrays are mapped by themselves while work overlaps, and afterwards: what glibc raises its
+threshold to by itself once an array of that size is freed."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
@@ -21,66 +26,57 @@ def in_order(
 ) -> Generator[_Result]:
     """``work`` of every item, in the order of the items, as many at a time as there are cores, at most ``max_threads``.
 
-    ``work`` is called in other threads; ``items`` are taken one by one in the caller's thread, as they are needed.
+    ``work`` is called in other threads; ``items`` are taken one by one in the caller's thread, as they are needed. A
+    caller that lets go of a result before it asks for the next has one more in memory than there are threads at most.
     """
+    _map_arrays(_LARGE_BYTES)
     count = min(_cores(), max_threads)
     waiting: deque[Future[_Result]] = deque()
+
+    def done(item: _Item) -> _Result:
+        try:
+            return work(item)
+        finally:
+            _return_freed_memory()
+
     with ThreadPoolExecutor(count) as pool:
         try:
             for item in items:
-                waiting.append(pool.submit(work, item))
+                waiting.append(pool.submit(done, item))
+                del item
                 # one more than there are threads, so that none waits while the caller takes a result
                 if len(waiting) > count:
                     yield waiting.popleft().result()
-                    _return_freed_memory()
             while waiting:
                 yield waiting.popleft().result()
-                _return_freed_memory()
         finally:
             for future in waiting:
                 future.cancel()
-
-
-class BackgroundWriter:
-    """Calls made by one other thread, one at a time, while the caller goes on to what comes next.
-
-    Used as a context manager: every exit waits for the call that is being made, and a clean one raises its error.
-    """
-
-    def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1)
-        self._last: Future[Any] | None = None
-
-    def __call__(self, call: Callable[..., Any], *arguments: Any) -> None:
-        """Wait for the previous call, raise what it raised, and start this one."""
-        if self._last is not None:
-            self._last.result()
-        self._last = self._pool.submit(call, *arguments)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown(wait=True)
-        if kind is None and self._last is not None:
-            self._last.result()
+            _map_arrays(_USUAL_BYTES)
 
 
 @functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """Return the function of the C library that returns what was freed to the system, where it is glibc."""
+def _glibc() -> ctypes.CDLL | None:
+    """Return the C library where it is glibc."""
     try:
-        return ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError):  # macOS, musl
+        library = ctypes.CDLL(None)
+    except OSError:  # a Python that is linked statically
         return None
+    # macOS and musl have neither function
+    return library if hasattr(library, "malloc_trim") and hasattr(library, "mallopt") else None
+
+
+def _map_arrays(nbytes: int) -> None:
+    """Let the C library map arrays from this size by themselves, so that each is returned to the system once freed."""
+    if (library := _glibc()) is not None:
+        library.mallopt(_MMAP_THRESHOLD, nbytes)
+        library.mallopt(_TRIM_THRESHOLD, 2 * nbytes)
 
 
 def _return_freed_memory() -> None:
     # glibc keeps up to 64 MB of freed memory at the end of an arena, has one a thread, and keeps what is free within
-    if (trim := _malloc_trim()) is not None:
-        trim(0)
+    if (library := _glibc()) is not None:
+        library.malloc_trim(0)
 
 
 def _cores() -> int:

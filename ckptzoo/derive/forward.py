@@ -26,6 +26,9 @@ STACK, STACK_BYTES = 8, 2**20
 """The maximum of checkpoints evaluated at once, and of their weights' bytes; a larger network is evaluated alone."""
 INPUT_BYTES = 512 * 4 * 28 * 28
 """Bytes of inputs of a stack of checkpoints at once, counted for each of them: 512 images of MNIST in float32."""
+LARGE_BYTES, LARGE_INPUT_BYTES = 4 * 2**20, INPUT_BYTES // 4
+"""A network with more bytes of weights gets fewer bytes of inputs at once: it keeps a core busy with few, and its
+activations would be more memory than its weights."""
 FAST_STACK, FAST_INPUT_BYTES = 64, 1024 * 4 * 28 * 28
 """The number of checkpoints, and bytes of inputs for all of them, where ``ckptzoo.archs`` has a function for stacks."""
 
@@ -216,6 +219,8 @@ class StackedForward:
         self._fills_up = not forward.has_stacked(shape)
         self.size = max(1, min(STACK, STACK_BYTES // arch.nbytes)) if self._fills_up else FAST_STACK
         input_bytes = INPUT_BYTES // self.size if self._fills_up else FAST_INPUT_BYTES
+        if arch.nbytes > LARGE_BYTES:
+            input_bytes = min(input_bytes, LARGE_INPUT_BYTES)
         batch = max(1, input_bytes // inputs[0][:1].nbytes)
         if most_outputs is not None:
             batch = max(1, min(batch, most_outputs // (4 * forward.features(shape) * self.size)))
@@ -227,8 +232,10 @@ class StackedForward:
         ``weights`` maps tensor names to (K, *shape); ``form`` selects the form of the inputs.
         """
         count, start = len(next(iter(weights.values()))), 0
-        places = np.minimum(np.arange(self.size if self._fills_up else count), count - 1)
-        taken = {name: array[places] for name, array in weights.items()}
+        taken = weights
+        if self._fills_up and count < self.size:
+            places = np.minimum(np.arange(self.size), count - 1)
+            taken = {name: array[places] for name, array in weights.items()}
         for outputs in self._forward.outputs(taken, self._batches[form], stacked=self.size > 1):
             single = outputs.cpu().numpy()[:count, : self._examples - start]
             start += single.shape[1]

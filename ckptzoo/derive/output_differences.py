@@ -4,6 +4,7 @@ Which checkpoints of a zoo are one network is another question: ``ckptzoo/symmet
 weights.
 """
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ckptzoo.derive.checks import Precision
+from ckptzoo.derive.checks import PRECISIONS, SMALL_BYTES, Precision
 from ckptzoo.derive.forward import Forward, Weights
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.architecture import Architecture
@@ -24,8 +25,10 @@ _STACK = 64
 """The maximum number of checkpoints that are evaluated at a time."""
 _STACK_BYTES = 2**20
 """The maximum number of bytes of weights that are evaluated at a time, unless one checkpoint has more."""
-_INPUTS_AT_A_TIME = 8
-"""The number of inputs that are evaluated at a time."""
+_COPIED_BYTES = 96 * 2**20
+"""The bytes of copies of weights that threads evaluate at a time, unless one copy has more."""
+_INPUTS_AT_A_TIME, _INPUTS_OF_LARGE = 8, 2
+"""The number of inputs that are evaluated at a time, and that of networks that are not small."""
 
 
 class EquivalenceChecker:
@@ -40,6 +43,10 @@ class EquivalenceChecker:
         # the module itself, not another function that computes the same: it is what an architecture is
         self._forward = Forward(arch, module, vmap=True)
         self._stack = max(1, min(_STACK, _STACK_BYTES // arch.nbytes))
+        # convolutions in float64 unfold all inputs of a batch: tens of MiB each
+        self._inputs = _INPUTS_AT_A_TIME if arch.nbytes <= SMALL_BYTES else _INPUTS_OF_LARGE
+        copied = {precision: self._stack * arch.nbytes * int(precision[5:]) // 32 for precision in PRECISIONS}
+        self._room = {name: threading.Semaphore(max(1, _COPIED_BYTES // nbytes)) for name, nbytes in copied.items()}
 
     def output_differences(
         self, first: Weights, second: Weights, inputs: NDArray[Any], *, precision: Precision = "float64"
@@ -53,18 +60,19 @@ class EquivalenceChecker:
         output as for one with ten.
 
         Returns (K,) float64; NaN where an output of the first is not finite, infinity where one of the second alone is
-        not. Two forward passes of K times B inputs, 8 inputs at a time; a copy of one network's weights, or of 1 MiB of
-        weights of small ones.
+        not. Two forward passes of K times B inputs, 8 at a time, or 2 of a large network; a copy of one network's
+        weights, or of 1 MiB of weights of small ones.
 
         ``first`` and ``second`` map tensor names to (K, *shape) of any floating dtype; ``inputs`` are (B,
         *input_shape). Both networks are evaluated in ``precision``; the differences are computed in float64.
         """
         K = len(next(iter(first.values())))
         differences = np.zeros(K)
-        batches = torch.from_numpy(np.array(inputs, precision)).split(_INPUTS_AT_A_TIME)
+        batches = torch.from_numpy(np.array(inputs, precision)).split(self._inputs)
         for start in range(0, K, self._stack):
             rows = slice(start, start + self._stack)
-            differences[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (first, second)))
+            with self._room[precision]:
+                differences[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (first, second)))
         return differences
 
     def check_table(self, symmetry: Symmetry, weights: Weights, inputs: NDArray[Any]) -> None:

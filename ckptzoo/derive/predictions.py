@@ -17,7 +17,7 @@ from ckptzoo import archs
 from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.console import PrintedResult
 from ckptzoo.derive.checks import import_with_torch
-from ckptzoo.derive.concurrency import BackgroundWriter, in_order
+from ckptzoo.derive.concurrency import in_order
 from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
 from ckptzoo.derive.tables import unless_layers
 from ckptzoo.errors import Problem, ZooError
@@ -148,9 +148,10 @@ def predict(
     Notes
     -----
     K times N forward passes, of up to 8 checkpoints at once and on every core; of up to 64 where ``archs.stacked`` has
-    a function. Memory for a core: its stack's outputs and the activations of at most 512 images of 28x28 pixels, or of
-    one input. Retracted checkpoints are evaluated too. NaNs are all stored as one. The bytes are the same for any
-    number of cores, and may differ in the last bit between processors. Tested in tests/derive/test_predictions.py.
+    a function. Memory for a core: its stack's outputs and the activations of at most 512 images of 28x28 pixels, of a
+    quarter of them in networks of more than 4 MiB, or of one input. Retracted checkpoints are evaluated too. NaNs are
+    all stored as one. The bytes are the same for any number of cores, and may differ in the last bit between
+    processors. Tested in tests/derive/test_predictions.py.
     """
     began = time.perf_counter()
     contents = read_contents(Folder(path))
@@ -306,8 +307,9 @@ class _PredictionJob:
         beyond = np.zeros(count, np.int64)
         weights = {name: self._zoo[name][run.rows] for name in self._arch.names}
         forms = self._forms[run.rows]
-        for form in np.unique(forms):
-            rows = np.flatnonzero(forms == form)
+        for form in (found := np.unique(forms)):
+            # a slice copies nothing
+            rows = slice(None) if len(found) == 1 else np.flatnonzero(forms == form)
             logits[rows], beyond[rows] = self._outputs({name: array[rows] for name, array in weights.items()}, form)
         return run, logits, beyond
 
@@ -348,14 +350,15 @@ class _PredictionJob:
 
 
 def _predict_parts(job: _PredictionJob, parts: Sequence[tuple[int, Part]], progress: Progress | None) -> None:
-    """Predict parts, evaluating ahead and writing behind."""
+    """Predict parts, evaluating ahead of what is written."""
     total, done = sum(part.rows for _, part in parts), 0
     runs = job.tree.runs(parts, job.stack_size)
     try:
-        with BackgroundWriter() as write, closing(in_order(job.evaluate, runs, max_threads=MAX_THREADS)) as results:
+        with closing(in_order(job.evaluate, runs, max_threads=MAX_THREADS)) as results:
             for result in results:
-                write(job.store, result)
+                job.store(result)
                 done += len(result[1])
+                del result  # before the next is waited for
                 if progress is not None:
                     progress(done, total)
     finally:

@@ -22,7 +22,7 @@ from ckptzoo.derive.checks import (
     check_inputs,
     import_with_torch,
 )
-from ckptzoo.derive.concurrency import BackgroundWriter, in_order
+from ckptzoo.derive.concurrency import MAX_THREADS, in_order
 from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
 from ckptzoo.derive.tables import declare, symmetry_of, traced_shape, with_input_shape
 from ckptzoo.derive.variant_rule import GaugeRule, VariantRule
@@ -44,8 +44,10 @@ from ckptzoo.text import Progress
 
 STORE = ("weights", "element")
 """The contents of a variant's parts: weights and group elements, or group elements alone."""
-BATCH_BYTES = 48 * 2**20
+BATCH_BYTES = 32 * 2**20
 """The maximum of bytes of raw weights in a batch, unless one checkpoint has more."""
+_AT_ONCE_BYTES = 160 * 2**20
+"""The bytes of raw weights of the batches that are in memory together; two of them are whatever they have."""
 _OF_GAUGED = {"ties", "margin", "dead", "unresolved", "clamped", "degenerate"}
 """Columns that are null where a checkpoint is not in the gauge."""
 BATCH_ROWS = 2048
@@ -251,6 +253,11 @@ class VariantJob:
             inputs = next(iter(self._inputs.values()))
             self._checker.check_table(self._symmetry, weights, inputs if small else inputs[:2])
 
+    @property
+    def threads(self) -> int:
+        """The maximum number of batches that are solved at a time; one more is in memory, while it is written."""
+        return max(1, min(MAX_THREADS, _AT_ONCE_BYTES // max(BATCH_BYTES, self._arch.nbytes) - 1))
+
     def batches(self, parts: Sequence[tuple[int, Part]]) -> Iterator[RowBatch]:
         """Yield batches of the checkpoints of parts that are not yet derived when their turn comes."""
         metadata = self._contents.raw.rows.select(["id", "finite"])
@@ -449,9 +456,10 @@ def derive(
 
     Notes
     -----
-    A batch is 48 MiB of raw weights, or one checkpoint. One a core, at most four, is solved and checked at a time
-    while earlier ones are written; memory is bounded by a few batches a core, with float64 copies of them for the
-    check and the activations of 8 inputs. Before anything is written the table is tested against the forward
+    A batch is 32 MiB of raw weights, or one checkpoint. One a core, at most four, is solved and checked at a time
+    while the one before is written, and fewer where checkpoints have more than 32 MiB. Memory is that of 160 MiB of
+    weights, or of two checkpoints, with float64 copies of 96 MiB, or of one checkpoint, for the check and the
+    activations of 8 inputs. Before anything is written the table is tested against the forward
     function, with random group elements in float64, where checks are wanted. The check is made on these inputs alone
     and is no proof for others. Tested in tests/derive.
     """
@@ -540,14 +548,15 @@ def _failed(path: str | Path, name: str) -> FailedChecks:
 
 
 def _derive_parts(job: VariantJob, parts: Sequence[tuple[int, Part]], progress: Progress | None) -> float:
-    """Derive parts, solving ahead and writing behind; returns the share of the time that went into checks."""
+    """Derive parts, solving ahead of what is written; returns the share of the time that went into checks."""
     total, done, spent, certifying = sum(part.rows for _, part in parts), 0, 0.0, 0.0
     try:
-        with BackgroundWriter() as write, closing(in_order(job.solve, job.batches(parts))) as results:
+        with closing(in_order(job.solve, job.batches(parts), max_threads=job.threads)) as results:
             for result in results:
-                write(job.store, result)
+                job.store(result)
                 done += len(result.rows)
                 spent, certifying = spent + result.seconds, certifying + result.certifying
+                del result  # before the next is waited for
                 if progress is not None:
                     progress(done, total)
     finally:

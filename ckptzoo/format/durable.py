@@ -87,7 +87,7 @@ def check_replaceable(path: Path) -> None:
         raise ZooError(Problem(str(path), "output", "a file, or nothing there yet", got, "Name another file."))
 
 
-def write_file(path: Path, data: bytes | bytearray) -> None:
+def write_file(path: Path, *pieces: bytes | bytearray | memoryview) -> None:
     """Write a file atomically: a temporary file beside it, flush, rename, flush the folder.
 
     Raises ``ZooError`` if there is no such folder, or the path is that of a folder, a device or a pipe, and
@@ -97,7 +97,7 @@ def write_file(path: Path, data: bytes | bytearray) -> None:
         raise ZooError(Problem(str(path.parent), "folder", f"one to write {path.name} to", "none", "Make it first."))
     check_replaceable(path)
     with naming(path), temporary_file(path.parent) as (temporary, file):
-        file.write(data)
+        file.writelines(pieces)
         publish_file(file, temporary, path)
 
 

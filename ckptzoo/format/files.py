@@ -66,7 +66,8 @@ class Folder:
         try:
             # asked once or more for every file: a path of pathlib costs three times as much as the call
             return os.stat(f"{self.here}/{name}").st_size  # noqa: PTH116
-        except OSError:
+        # a listing may name what no file can be called: with a null byte it is a ValueError
+        except (OSError, ValueError):
             return None
 
     def listed(self, folder: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ spaces so that the data starts on a multiple of 4096 bytes; any safetensors read
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from typing import Any, cast
 
@@ -36,6 +37,7 @@ _NAMES = {code: name for name, code in CODES.items()}
 _STEP = "Fetch the shard again."
 
 
+@cache
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The numpy dtype of one of our dtype names; bfloat16 comes from ml_dtypes."""
     if name != "bfloat16":

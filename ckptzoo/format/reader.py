@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -272,6 +272,15 @@ def read_contents(files: Files, revision: str | None = None) -> Contents:
     return Contents(files, identity, architecture, symmetry, raw, retracted, derived, newest)
 
 
+def contents_of(files: Files, trees: Mapping[str, Tree]) -> Contents:
+    """A zoo of trees that were read, and checked, before; its documents are read."""
+    raw = trees.get(layout.PARTS, empty_tree())
+    own = {path.removeprefix(f"{layout.DERIVED}/"): tree for path, tree in trees.items() if path != layout.PARTS}
+    retracted = own.pop(layout.RETRACTED, empty_tree(layout.RETRACTED))
+    names = {name: tuple(part.name for part in tree.parts) for name, tree in own.items()}
+    return Contents(files, *read_documents(files), raw, retracted, names, None, own)
+
+
 def counts_at(files: Files, revision: str, raw: Tree, retracted: Tree) -> tuple[int, int]:
     """How many parts and tombstones a zoo had at a revision; of several that fit, the newest.
 
@@ -510,12 +519,17 @@ def _require_room(location: str, what: str, nbytes: int, limit: int) -> None:
         raise IntegrityError(Problem(location, what, f"at most {limit} bytes", str(nbytes), step))
 
 
-def read_trees(files: Files, known: Snapshot | None = None) -> dict[str, Tree]:
-    """Every tree that has parts, by its path; from the snapshot where it has them."""
+def read_trees(
+    files: Files, known: Snapshot | None = None, named: Mapping[str, tuple[str, ...]] | None = None
+) -> dict[str, Tree]:
+    """Every tree that has parts, by its path; from the snapshot where it has them.
+
+    ``named`` has the names of the parts of each tree, by default all.
+    """
     _, architecture, symmetry = read_documents(files)
     limits = row_limits(architecture, symmetry)
-    named = list_trees(files).items()
-    return {tree: read_tree(files, tree, names, known, limits=limits) for tree, names in named if names}
+    listed = (list_trees(files) if named is None else named).items()
+    return {tree: read_tree(files, tree, names, known, limits=limits) for tree, names in listed if names}
 
 
 def duplicate_problems(files: Files, raw: Tree) -> list[Problem]:

@@ -1,11 +1,13 @@
 """One shard: filled checkpoint by checkpoint in bounded memory, mapped without copies."""
 
+import ctypes
 import hashlib
 import mmap
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,10 @@ _COPY = 8 * 2**20
 """Bytes that are moved at a time where a shard is compacted."""
 _ADVICE = 2**20
 """Bytes of a read-ahead request; the kernel truncates a longer one."""
+_LOOKED_AT = 2**17
+"""Requests of fewer bytes take less time than to ask whether the bytes are in memory already."""
 _STEP = "Fetch the shard again."
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -132,17 +137,40 @@ class ShardMap:
             self._map = mmap.mmap(file, nbytes, access=mmap.ACCESS_COPY)
         finally:
             os.close(file)  # the map keeps the file open by itself
+        self._path = path
 
     def array(self, offset: int, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
         """A writable view of the private map; the file itself stays as it is."""
         return np.frombuffer(self._map, numpy_dtype(dtype), prod(shape), offset).reshape(shape)
 
     def will_need(self, offset: int, nbytes: int) -> None:
-        """Ask the kernel to read these bytes ahead, in steps because it cuts a long request short."""
+        """Ask the kernel to read these bytes ahead, in steps because it cuts a long request short.
+
+        Steps whose middle is in memory are left out: to look for every page takes a fifth of the time of reading them.
+        """
         stop = offset + nbytes
         # madvise(2) wants an address that is a multiple of the page size
         for start in range(offset // mmap.PAGESIZE * mmap.PAGESIZE, stop, _ADVICE):
-            self._map.madvise(mmap.MADV_WILLNEED, start, min(_ADVICE, stop - start))
+            size = min(_ADVICE, stop - start)
+            if size < _LOOKED_AT or not self._is_cached(start + size // 2):
+                self._map.madvise(mmap.MADV_WILLNEED, start, size)
+
+    def _is_cached(self, position: int) -> bool:
+        """Whether the page of a byte is known to be in memory."""
+        if not self._address:
+            return False
+        flag = ctypes.c_ubyte()
+        page = self._address + position // mmap.PAGESIZE * mmap.PAGESIZE
+        failed = _LIBC.mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), ctypes.byref(flag))
+        return not failed and bool(flag.value & 1)
+
+    @cached_property
+    def _address(self) -> int:
+        """The address of the map, 0 where the kernel does not say what is in memory."""
+        # of a file that the process may not write to, Linux says that all of it is there
+        if not hasattr(_LIBC, "mincore") or not os.access(self._path, os.W_OK):
+            return 0
+        return np.frombuffer(self._map, np.uint8, 1).ctypes.data
 
 
 def _sha256(view: memoryview, offset: int, nbytes: int) -> bytes:

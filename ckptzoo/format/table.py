@@ -10,8 +10,9 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -79,6 +80,18 @@ INDEX_SCHEMA = pa.schema(
 """One row per (shard, tensor, block of rows); the row of a whole shard has no tensor, dtype and shape."""
 
 
+class Columns(Protocol):
+    """A table, or what gives its columns one by one."""
+
+    @property
+    def column_names(self) -> list[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, name: str, /) -> pa.ChunkedArray: ...
+
+
+@cache
 def schema_of(columns: tuple[Column, ...]) -> pa.Schema:
     """The Arrow schema of a part's rows; ``id`` is never null."""
     return pa.schema([pa.field(column.name, TYPES[column.type], column.name != "id") for column in columns])
@@ -102,7 +115,11 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
             raise UnknownNameError(location, "column", name, schema.names, hint)
     columns: list[pa.Array] = []
     problems: list[Problem] = []
+    given = set[str]().union(*rows)
     for spec in schema:
+        if spec.name not in given and spec.nullable:
+            columns.append(pa.nulls(len(rows), spec.type))
+            continue
         values = [row.get(spec.name) for row in rows]
         try:
             # Arrow truncates floats silently
@@ -153,6 +170,25 @@ def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
     return np.concatenate([np.empty(0, column.type.to_pandas_dtype()), *map(np.from_dlpack, column.chunks)])
 
 
+def filled_with(column: pa.ChunkedArray, missing: float) -> NDArray[Any]:
+    """(N,) a column of numbers or truth values, with ``missing`` where it holds nothing.
+
+    ``fill_null`` and ``to_numpy`` of pyarrow would import pandas.
+    """
+    is_bool, kind = pa.types.is_boolean(column.type), np.dtype(column.type.to_pandas_dtype())
+    pieces = [np.empty(0, kind)]
+    for chunk in column.chunks:
+        own, (valid, data) = slice(chunk.offset, chunk.offset + len(chunk)), chunk.buffers()
+        values = _bits(data) if is_bool else np.frombuffer(data, kind)
+        pieces.append(np.where(_bits(valid)[own], values[own], kind.type(missing)) if chunk.null_count else values[own])
+    return np.concatenate(pieces)
+
+
+def _bits(buffer: pa.Buffer) -> NDArray[np.bool_]:
+    """The bits of a buffer, in Arrow's order."""
+    return np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").view(np.bool_)
+
+
 def array_of(values: NDArray[Any]) -> pa.Array:
     """Numbers as an array of Arrow over the same memory; ``pa.array`` would import pandas."""
     kind = pa.from_numpy_dtype(values.dtype)
@@ -177,10 +213,11 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([chunk.view(pa.int64()) for chunk in one_nan.chunks], pa.int64())
 
 
-def plain(table: pa.Table, name: str) -> Iterator[list[Any]]:
+def plain(table: Columns, name: str) -> Iterator[list[Any]]:
     """A column as JSON-ready values, some thousand at a time: times in microseconds since 1970, digests in hex."""
+    whole = table[name]
     for start in range(0, len(table), _PLAIN):
-        column = table[name].slice(start, _PLAIN)
+        column = whole.slice(start, _PLAIN)
         if pa.types.is_timestamp(column.type):
             column = column.cast(pa.int64())
         values = column.to_pylist()
@@ -294,7 +331,8 @@ def read_table(
             step = "Upgrade ckptzoo to read it." if newer else REFETCH
             got = _difference(stored, schema)
             raise IntegrityError(Problem(location, "columns", "those of docs/format.md", got, step))
-        columns = None if names is None else [name for name in names if name in stored.names]
+        own = set(stored.names)  # which pyarrow puts together whenever it is asked for them
+        columns = None if names is None else [name for name in names if name in own]
         read = read_bounded(data, file, location=location, columns=columns, packed=packed)
         return read.replace_schema_metadata(None).combine_chunks()
     except UNREADABLE as error:

@@ -39,6 +39,8 @@ _KEPT_BYTES = 256 * 2**20
 alone has more."""
 _SMALL_BYTES = 4 * 2**20
 """The number of bytes up to which a whole table is also kept as it is, from which a row takes a third of the time."""
+_JOINED_ROWS = 2**12
+"""The number of rows of small tables that are worked on as one."""
 _OTHER_BYTES = 64
 """A value of a column other than the bytes of its text has fewer: a number, a digest, the shape of a tensor."""
 
@@ -208,7 +210,7 @@ class LazyTable:
         """Columns of some pieces, packed as they come."""
         packers = {name: Packer(self.schema.field(name).type) for name in names}
         for _, read in pieces:
-            for piece in read(names):
+            for piece in _joined(read(names)):
                 self._measure(piece)
                 for name, column in zip(names, piece.columns, strict=True):
                     packers[name].add(column.chunks)
@@ -238,6 +240,24 @@ class LazyTable:
             step = "Ask for fewer columns, or for some of the checkpoints."
             what = "size in memory of the columns"
             raise IntegrityError(Problem(self._location, what, f"at most {limit} bytes", str(nbytes), step))
+
+
+def _joined(pieces: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Yield consecutive tables, small ones of one schema put together: parts may have a row each."""
+    held, rows, nbytes = list[pa.Table](), 0, 0
+    for piece in pieces:
+        size, is_small = piece.nbytes, len(piece) <= _JOINED_ROWS
+        fits = is_small and rows + len(piece) <= _JOINED_ROWS and nbytes + size <= _SMALL_BYTES
+        if held and not (fits and piece.schema.equals(held[0].schema)):
+            yield pa.concat_tables(held).combine_chunks()
+            held, rows, nbytes = [], 0, 0
+        if not is_small or size > _SMALL_BYTES:
+            yield piece
+            continue
+        held.append(piece)
+        rows, nbytes = rows + len(piece), nbytes + size
+    if held:
+        yield pa.concat_tables(held).combine_chunks()
 
 
 def _longest(texts: pa.Array) -> int:

@@ -2,11 +2,14 @@
 
 import contextlib
 import hashlib
+import io
 import itertools
 import os
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from ckptzoo.format.files import DEREFERENCE, Files, Folder, leads_outside
 from ckptzoo.format.header import Entry, header_length, read_header
 from ckptzoo.format.maintenance import LISTING, belongs_to_zoo
 from ckptzoo.format.packed import RUN_ROWS
-from ckptzoo.format.part import Part, part_digest, stored_rows
+from ckptzoo.format.part import Part, StoredRows, part_digest
 from ckptzoo.format.predictions import input_problems
 from ckptzoo.format.reader import Contents, duplicate_problems, list_trees, read_documents, read_tree
 from ckptzoo.format.releases import release_problems
@@ -35,14 +38,20 @@ from ckptzoo.schema.explorer import START
 from ckptzoo.schema.metadata import extra_problems
 from ckptzoo.text import Progress
 
-_CHUNK = 2**18
+_CHUNK = 2**20
 """Bytes of a file that are read at a time, by each thread."""
 _HELD_ROWS = 2**16
 """The maximum of rows of a tree that are in memory with all columns; larger parts are read again one by one."""
-_TASK_BYTES = 64 * 2**20
-"""Bytes of blocks that one thread checks before it takes others, unless one block has more."""
+_CHECKED_VALUES = 2**23
+"""The maximum of values of a part that are decoded together, unless one column has more."""
+_BUFFERS = 4
+"""Pieces of this size that a thread reads ahead of another one that hashes them."""
+_SMALL_BYTES = 64 * 2**20
+"""Bytes of a shard that one thread reads and hashes."""
 _AHEAD = 128
-"""Tasks that wait for threads: while one thread reads a whole shard of 2 GiB, the others read its blocks."""
+"""Shards that wait for threads."""
+_REFRESHED = 0.2
+"""The number of seconds between calls of ``progress``."""
 
 
 @checked
@@ -62,23 +71,36 @@ def verify(path: str | Path, *, deep: bool = True, progress: Progress | None = N
     Notes
     -----
     A flipped byte anywhere but in the card, its pictures and the explorer is found. Deep verification reads every byte
-    of the shards twice (whole files and blocks), in bounded memory, on all cores. Tested in ``tests/refuse``.
+    of the shards once and puts it into two digests (whole files and blocks), in bounded memory, on all cores. Tested in
+    ``tests/refuse``.
 
     Examples
     --------
     >>> ckptzoo.verify("cards/mnist-optunet")
     []
     """
-    found = _found(Path(path).absolute(), deep, progress)
+    return _reported(Path(path), _found(Path(path).absolute(), deep, progress, {}))
+
+
+def verified_trees(root: Path) -> tuple[list[Problem], dict[str, Tree]]:
+    """The problems of a zoo but for those of its shards, as ``verify`` says them, and its trees that have parts."""
+    trees: dict[str, Tree] = {}
+    problems = _reported(root, _found(root, False, None, trees))
+    return problems, {name: tree for name, tree in trees.items() if tree.parts}
+
+
+def _reported(path: Path, found: Generator[Problem]) -> list[Problem]:
+    """The first of the problems, and that there are more."""
     problems = list(itertools.islice(found, MAX_PROBLEMS))
     if next(found, None) is not None:
         step = "Correct these, then verify again."
-        problems.append(Problem(Path(path).name, "problems", f"at most {MAX_PROBLEMS} in a report", "more", step))
+        problems.append(Problem(path.name, "problems", f"at most {MAX_PROBLEMS} in a report", "more", step))
     found.close()
     return problems
 
 
-def _found(root: Path, deep: bool, progress: Progress | None) -> Generator[Problem]:
+def _found(root: Path, deep: bool, progress: Progress | None, trees: dict[str, Tree]) -> Generator[Problem]:
+    """Yield what is wrong with a zoo; ``trees`` is filled with those that can be read."""
     files = Folder(root)
     try:
         identity, arch, symmetry = read_documents(files)
@@ -87,7 +109,6 @@ def _found(root: Path, deep: bool, progress: Progress | None) -> Generator[Probl
         return
     yield from _strays(root)
     limits = row_limits(arch, symmetry)
-    trees: dict[str, Tree] = {}
     read: list[tuple[Part, pa.Table]] = []
     sound: list[tuple[Part, pa.Table]] = []
     for tree, names in list_trees(files).items():
@@ -148,8 +169,11 @@ def _readable(files: Files, tree: str, names: tuple[str, ...], limits: RowLimits
     with contextlib.suppress(IntegrityError):
         whole = read_tree(files, tree, names, None, limits=limits)
         # every column is read, and so checked
-        for _ in whole.rows.runs(whole.rows.schema.names):
-            pass
+        columns = whole.rows.schema.names
+        step = max(1, _CHECKED_VALUES // max([1, *(part.rows for part in whole.parts)]))
+        for start in range(0, len(columns), step):
+            for _ in whole.rows.runs(columns[start : start + step]):
+                pass
         return whole
     # one by one, to name all that are damaged
     readable: list[str] = []
@@ -338,7 +362,7 @@ def _digests(files: Folder, sound: list[tuple[Part, pa.Table]], trees: dict[str,
             continue
         try:
             # the digest covers the columns that the file has, which may be fewer
-            digest = part_digest(stored_rows(files, part), index, part.facts)
+            digest = part_digest(StoredRows(files, part), index, part.facts)
         except IntegrityError as error:
             yield from error.problems
             continue
@@ -389,78 +413,132 @@ def _header(path: Path, location: str) -> tuple[Entry, ...]:
 
 def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress | None) -> Iterator[Problem]:
     """Yield what the sha256 of every shard and of every block says."""
-    total, done = sum(sum(index["nbytes"].to_pylist()) for _, index in sound), 0
-    tasks = ((part, rows) for part, index in sound for rows in _tasks(index))
-    waiting: deque[tuple[int, Future[list[Problem]]]] = deque()
+    total = sum(row["nbytes"] for _, index in sound for row in _whole_shards(index))
+    tasks = ((part, rows) for part, index in sound for rows in _by_shard(index))
+    read: list[_Count] = []
+    waiting: deque[Future[list[Problem]]] = deque()
     # hashlib lets go of the interpreter while it works, so that threads use every core
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         try:
             while True:
                 for part, rows in itertools.islice(tasks, _AHEAD - len(waiting)):
-                    nbytes = sum(row["nbytes"] for row in rows)
-                    waiting.append((nbytes, pool.submit(_digest_problems, root, part, rows)))
+                    read.append(_Count())
+                    waiting.append(pool.submit(_digest_problems, root, part, rows, read[-1]))
                 if not waiting:
-                    return
-                nbytes, future = waiting.popleft()
-                yield from future.result()
-                done += nbytes
+                    break
+                with contextlib.suppress(TimeoutError):
+                    yield from waiting[0].result(_REFRESHED)
+                    waiting.popleft()
                 if progress is not None:
-                    progress(done, total)
+                    progress(sum(each.nbytes for each in read) if waiting else total, total)
         # Ctrl-C, or enough problems: leaving the pool would wait for every shard that is still to be read
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
-def _tasks(index: pa.Table) -> Iterator[list[dict[str, Any]]]:
-    """Yield rows of a part's index that are checked together, all of one shard: a large one is for several threads."""
+@dataclass
+class _Count:
+    """How many bytes a thread has read."""
+
+    nbytes: int = 0
+
+
+def _by_shard(index: pa.Table) -> Iterator[list[dict[str, Any]]]:
+    """Yield the rows of each shard in a part's index."""
     columns = ["file", "tensor", "row_start", "row_stop", "offset", "nbytes", "sha256"]
     for _, listed in itertools.groupby(index.select(columns).to_pylist(), key=lambda row: row["file"]):
-        rows = list(listed)
-        if sum(row["nbytes"] for row in rows) <= _TASK_BYTES:
-            yield rows
-            continue
-        yield [row for row in rows if row["tensor"] is None]
-        task: list[dict[str, Any]] = []
-        for row in (row for row in rows if row["tensor"] is not None):
-            task.append(row)
-            if sum(row["nbytes"] for row in task) >= _TASK_BYTES:
-                yield task
-                task = []
-        yield task
+        yield list(listed)
+
+
+def _whole_shards(index: pa.Table) -> list[dict[str, Any]]:
+    """The rows of whole shards in an index."""
+    return index.filter(index["tensor"].is_null()).to_pylist()
 
 
 def damaged(root: Path, part: Part, index: pa.Table) -> list[Problem]:
     """Return the problems of the bytes of a part's shards, by the sha256 of each; every byte is read."""
-    shards = index.filter(index["tensor"].is_null()).to_pylist()
-    return [problem for row in shards for problem in _digest_problems(root, part, [row])]
+    return [problem for row in _whole_shards(index) for problem in _digest_problems(root, part, [row], _Count())]
 
 
-def _digest_problems(root: Path, part: Part, rows: list[dict[str, Any]]) -> list[Problem]:
-    """Return the problems of the digests of blocks and whole shards, all of one file, read in bounded memory."""
-    if not rows:
-        return []
+def _digest_problems(root: Path, part: Part, rows: list[dict[str, Any]], count: _Count) -> list[Problem]:
+    """Return the problems of the digests of a whole shard and of its blocks, which is read once, in bounded memory."""
     location = f"{root.name}/{part.path}/{rows[0]['file']}"
-    problems: list[Problem] = []
-    # what fits into a core's cache is read and hashed there; fresh memory for each piece would cost as much as reading
-    buffer = memoryview(bytearray(min(_CHUNK, max(row["nbytes"] for row in rows))))
-    start = stop = 0
+    whole = _HashedPieces(row for row in rows if row["tensor"] is None)
+    blocks = _HashedPieces(sorted((row for row in rows if row["tensor"] is not None), key=lambda row: row["offset"]))
+    nbytes = max(row["offset"] + row["nbytes"] for row in rows)
     try:
         with open(root / part.path / rows[0]["file"], "rb", buffering=0, opener=regular) as file:
-            for row in rows:
-                digest, at, end = hashlib.sha256(), row["offset"], row["offset"] + row["nbytes"]
-                while at < end:
-                    if not start <= at < stop:
-                        start = file.seek(at)
-                        stop = at + (file.readinto(buffer) or 0)
-                        if stop == start:
-                            break
-                    digest.update(buffer[at - start : min(end, stop) - start])
-                    at = min(end, stop)
-                if digest.digest() != row["sha256"]:
-                    named = f"rows {row['row_start']} to {row['row_stop']} of {row['tensor']!r}"
-                    what = f"sha256 of {named if row['tensor'] else 'the whole file'}"
-                    problems.append(Problem(location, what, row["sha256"].hex(), digest.hexdigest(), REFETCH))
+            if nbytes > _SMALL_BYTES and blocks.left:
+                # a second thread hashes the blocks: one alone would be busy with a large shard for long
+                with ThreadPoolExecutor(1) as beside:
+                    _read_through(file, nbytes, count, whole.take, partial(beside.submit, blocks.take))
+            else:
+                _read_through(file, nbytes, count, whole.take, blocks.take)
     except OSError as error:
-        problems.append(Problem(location, "file", "a readable file", error.strerror or "none", REFETCH))
+        return [Problem(location, "file", "a readable file", error.strerror or "none", REFETCH)]
+    problems: list[Problem] = []
+    found = {id(row): digest for row, digest in itertools.chain(whole.digests(), blocks.digests())}
+    for row in rows:
+        if (digest := found[id(row)]) != row["sha256"]:
+            named = f"rows {row['row_start']} to {row['row_stop']} of {row['tensor']!r}"
+            what = f"sha256 of {named if row['tensor'] else 'the whole file'}"
+            problems.append(Problem(location, what, row["sha256"].hex(), digest.hex(), REFETCH))
     return problems
+
+
+def _read_through(file: io.FileIO, nbytes: int, count: _Count, *takers: Callable[[memoryview, int], Any]) -> None:
+    """Read the first bytes of a file and hand them to takers in order; one that returns a future needs them for longer.
+
+    Memory is used again: fresh memory for each piece would cost as much as reading.
+    """
+    free = deque[memoryview]()
+    used: deque[tuple[memoryview, list[Future[Any]]]] = deque()
+    at = 0
+    while at < nbytes:
+        if len(used) == _BUFFERS:
+            buffer, futures = used.popleft()
+            for future in futures:
+                future.result()
+            free.append(buffer)
+        buffer = free.pop() if free else memoryview(bytearray(min(_CHUNK, nbytes)))
+        size = file.readinto(buffer[: nbytes - at]) or 0
+        if not size:
+            break
+        taken = [taker(buffer[:size], at) for taker in reversed(takers)]
+        at, count.nbytes = at + size, count.nbytes + size
+        if futures := [each for each in taken if isinstance(each, Future)]:
+            used.append((buffer, futures))
+        else:
+            free.append(buffer)
+    for _, futures in used:
+        for future in futures:
+            future.result()
+
+
+class _HashedPieces:
+    """Pieces of a file in the order of their offsets, whose digests are made as its bytes come in order."""
+
+    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
+        self.left = deque(rows)
+        self._begun: list[tuple[dict[str, Any], Any]] = []
+        self._done: list[tuple[dict[str, Any], bytes]] = []
+
+    def take(self, data: memoryview, start: int) -> None:
+        """Take the bytes of the file from ``start`` on."""
+        stop, begun = start + len(data), list[tuple[dict[str, Any], Any]]()
+        while self.left and self.left[0]["offset"] < stop:
+            self._begun.append((self.left.popleft(), hashlib.sha256()))
+        for row, digest in self._begun:
+            end = row["offset"] + row["nbytes"]
+            digest.update(data[max(row["offset"], start) - start : max(0, min(end, stop) - start)])
+            if end > stop:
+                begun.append((row, digest))
+            else:
+                self._done.append((row, digest.digest()))
+        self._begun = begun
+
+    def digests(self) -> list[tuple[dict[str, Any], bytes]]:
+        """Every row with the digest of its bytes, of those that the file has."""
+        begun = [(row, digest.digest()) for row, digest in self._begun]
+        return [*self._done, *begun, *((row, hashlib.sha256().digest()) for row in self.left)]

@@ -2,10 +2,8 @@
 
 import contextlib
 import errno
-import json
 import os
 import shutil
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,10 +21,11 @@ from ckptzoo.format import limits, table
 from ckptzoo.format.checks import row_limits
 from ckptzoo.format.durable import TEMPORARY, Staging, locked, naming
 from ckptzoo.format.files import Folder
-from ckptzoo.format.header import numpy_dtype
 from ckptzoo.format.maintenance import add_snapshot
+from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.part import SHARD_BYTES, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
+from ckptzoo.format.singles import Singles, as_numpy, json_of, number_of, plain_row, row_bytes
 from ckptzoo.format.snapshot import newest
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, architecture_difference, tensor_difference
@@ -220,6 +219,7 @@ class Writer:
         self._part: PartWriter | None = None
         self._pending: set[str] = set()
         self._rows_bytes = 0
+        self._singles = Singles(arch)
         self._taken: dict[str, set[str]] = {"id": set(), "unit": set()}
         self._seen_parts: set[str] = set()
         self._read_alone = 0
@@ -232,7 +232,7 @@ class Writer:
 
     @checked
     def add(self, weights: Mapping[str, Any] | Any, rows: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> None:
-        """Add checkpoints, in memory bounded by what is passed in.
+        """Add checkpoints, in memory bounded by what is passed in; some MiB of those that come one by one are kept.
 
         Parameters
         ----------
@@ -258,18 +258,16 @@ class Writer:
         if not listed:
             return
         weights = as_state_dict(weights, self.path.name, "weights")
+        if isinstance(rows, Mapping) and self._is_taken(weights, rows):
+            return
         stacked = self._checked(weights, len(listed), single=isinstance(rows, Mapping))
-        finite = np.ones(len(listed), dtype=bool)
-        for array in stacked.values():
-            if array.dtype.kind not in "iub":
-                finite &= _finite(array)
-        for row, is_finite in zip(listed, finite.tolist(), strict=True):
-            row.update({name: _number(value) for name, value in row.items()})
-            if isinstance(extra := row.get("extra"), Mapping):
-                row["extra"] = _json(extra, location=f"{self.path.name}: rows")
+        for row in listed:
+            row.update({name: number_of(value) for name, value in row.items()})
+            if "extra" in row:
+                row["extra"] = json_of(row["extra"], location=f"{self.path.name}: rows")
             if row.get("member") is None and isinstance(row.get("id"), str):
                 row["member"] = row["id"]
-            row["finite"] = is_finite
+        _measure_finite(stacked, listed)
         checked_rows = table.table_of(listed, table.METADATA_SCHEMA, location=f"{self.path.name}: rows")
         rows_bytes = self._rows_bytes + checked_rows.nbytes
         if rows_bytes > limits.MAX_TABLE:
@@ -294,9 +292,62 @@ class Writer:
                 facts={"kind": "raw"},
                 shard_bytes=self._shard_bytes,
             )
+        self._write_singles(self._part)
         self._part.add({layout.RAW: stacked}, listed)
         self._pending.update(ids)
         self._rows_bytes = rows_bytes
+
+    def _is_taken(self, weights: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+        """Put a checkpoint beside others, to be written together; nothing is done where it may not be in order."""
+        if self._part is None or self._singles.is_full:
+            return False
+        plain = plain_row(row, location=f"{self.path.name}: rows")
+        if plain is None or plain["id"] in self._pending:
+            return False
+        if any(plain.get(column) in taken for column, taken in self._taken.items()):
+            return False
+        rows_bytes = self._rows_bytes + row_bytes(plain)
+        if rows_bytes > limits.MAX_TABLE or not self._singles.take(weights, plain):
+            return False
+        self._pending.add(plain["id"])
+        self._rows_bytes = rows_bytes
+        if self._singles.is_full:
+            self._write_singles(self._part)
+        return True
+
+    def _write_singles(self, part: PartWriter) -> None:
+        """Write the checkpoints that came one by one into the part."""
+        stacked, rows = self._singles.taken()
+        if rows:
+            _measure_finite(stacked, rows)
+            part.add({layout.RAW: stacked}, rows)
+
+    def check(self, weights: Mapping[str, Any] | Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the tensors (1, *shape) and the row of one checkpoint as ``add`` takes them; nothing is added.
+
+        Raises
+        ------
+        SpecError
+            They do not fit the architecture or the columns.
+        """
+        stacked = self._checked(as_state_dict(weights, self.path.name, "weights"), 1, single=True)
+        return stacked, self.check_row(row)
+
+    def check_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a row as ``add`` takes it; nothing is added.
+
+        Raises
+        ------
+        SpecError
+            It does not fit the columns.
+        """
+        location, plain = f"{self.path.name}: rows", {name: number_of(value) for name, value in row.items()}
+        if "extra" in plain:
+            plain["extra"] = json_of(plain["extra"], location=location)
+        table.table_of([plain], table.METADATA_SCHEMA, location=location)
+        if problems := list(value_problems([plain], location=location)):
+            raise SpecError(problems)
+        return plain
 
     def commit(self) -> str | None:
         """Publish what was added as one part and return its name; None when nothing was added.
@@ -309,12 +360,14 @@ class Writer:
         """
         if self._part is None:
             return None
+        self._write_singles(self._part)
         part = self._part.commit(self.path, refuse=self._require_new_now)
         # parts never change, and this one holds what was checked
         self._seen_parts.add(part.name)
         self._take(self._part.rows)
         self._index_bytes += self._part.index_bytes
         self._part, self._pending, self._rows_bytes, self.created = None, set(), 0, None
+        self._singles = Singles(self.arch)
         if self._read_alone > SNAPSHOT_PARTS:
             self._read_alone = 0
             # the part is published: a zoo without a snapshot, where the disk is full, is as good as before
@@ -331,7 +384,7 @@ class Writer:
         """Forget what was added since the last commit."""
         if self._part is not None:
             self._part.discard()
-        self._part, self._pending, self._rows_bytes = None, set(), 0
+        self._part, self._pending, self._rows_bytes, self._singles = None, set(), 0, Singles(self.arch)
 
     def __enter__(self) -> Self:
         return self
@@ -364,7 +417,9 @@ class Writer:
 
     def _require_new_now(self, rows: pa.Table) -> None:
         self._read_new_parts()
-        self._require_new({column: rows[column].to_pylist() for column in self._taken})
+        for start in range(0, len(rows), RUN_ROWS):
+            run = rows.slice(start, RUN_ROWS)
+            self._require_new({column: run[column].to_pylist() for column in self._taken})
         nbytes = self._index_bytes + (0 if self._part is None else self._part.index_bytes)
         if nbytes > limits.MAX_FILE:
             step, location = "Write what is to come into another zoo.", f"{self.path.name}/{layout.PARTS}"
@@ -402,7 +457,8 @@ class Writer:
     def _take(self, rows: pa.Table) -> None:
         """Remember the ids and units of rows."""
         for column, taken in self._taken.items():
-            taken.update(value for value in rows[column].to_pylist() if value is not None)
+            for start in range(0, len(rows), RUN_ROWS):
+                taken.update(rows[column].slice(start, RUN_ROWS).drop_null().to_pylist())
 
     def _checked(self, weights: Mapping[str, Any], count: int, *, single: bool) -> dict[str, NDArray[Any]]:
         location = f"{self.path.name}: weights"
@@ -456,26 +512,6 @@ def as_state_dict(weights: Any, location: str, what: str) -> Mapping[str, Any]:
     return weights
 
 
-def _number(value: Any) -> Any:
-    """The number in an array or tensor without axes; anything else as it is."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
-
-
-def _json(extra: Mapping[str, Any], *, location: str) -> str:
-    """Facts of a row's own as JSON; numbers of numpy and torch are numbers."""
-
-    def plain(value: Any) -> Any:
-        if (number := _number(value)) is value:
-            raise TypeError(f"a {type(value).__name__}")
-        return number
-
-    try:
-        return json.dumps(dict(extra), sort_keys=True, default=plain)
-    except (TypeError, ValueError) as error:
-        step = "Write numbers, texts, lists and dicts of these, with texts as keys."
-        raise SpecError(Problem(location, "column 'extra'", "what JSON can hold", str(error)[:160], step)) from error
-
-
 def _remove(root: Path, files: Mapping[str, bytes]) -> bool:
     """Remove a zoo with nothing but these files as they were written, in one step; returns whether it was."""
     aside = root.with_name(f"{TEMPORARY}{os.urandom(8).hex()}")
@@ -495,14 +531,14 @@ def _remove(root: Path, files: Mapping[str, bytes]) -> bool:
     return True
 
 
-def as_numpy(value: Any) -> NDArray[Any]:
-    """A numpy array over the memory of a numpy array or a torch tensor on the CPU; bfloat16 through ml_dtypes."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        if str(value.dtype) == "torch.bfloat16":  # whose numpy() raises; torch is imported where there is such a tensor
-            return value.contiguous().view(sys.modules["torch"].int16).numpy().view(numpy_dtype("bfloat16"))
-        return value.numpy()
-    return np.asarray(value)
+def _measure_finite(stacked: Mapping[str, NDArray[Any]], rows: Sequence[dict[str, Any]]) -> None:
+    """Set the column ``finite`` of rows by their weights."""
+    finite = np.ones(len(rows), dtype=bool)
+    for array in stacked.values():
+        if array.dtype.kind not in "iub":
+            finite &= _finite(array)
+    for row, is_finite in zip(rows, finite.tolist(), strict=True):
+        row["finite"] = is_finite
 
 
 def _finite(array: NDArray[Any]) -> NDArray[np.bool_]:

@@ -5,6 +5,7 @@
     push/           publish a zoo, and make its page on a hub again
     pull/           fetch a zoo, or a part of one that is itself a zoo
     search          find zoos by the tags of their cards
+    audits/         look for steps of runs that are not what they say they are
     contributions/  bring checkpoints to somebody's zoo by a pull request, and review one
     exports/        checkpoints for other programs: files, and folders of the hub
     card/           the README.md of a zoo
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING
 from ckptzoo.lazy_names import lazy_names
 
 __all__ = [
+    "Audit",
     "Check",
     "Contribution",
+    "Finding",
     "FoundZoo",
     "HubRetryPolicy",
     "ImportPlan",
@@ -29,6 +32,7 @@ __all__ = [
     "Refreshed",
     "Review",
     "SearchResult",
+    "audit",
     "export",
     "import_order",
     "plan",
@@ -37,6 +41,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from ckptzoo.hub.audits.api import Audit as Audit
+    from ckptzoo.hub.audits.api import audit as audit
+    from ckptzoo.hub.audits.judgement import Finding as Finding
     from ckptzoo.hub.client.retry import HubRetryPolicy as HubRetryPolicy
     from ckptzoo.hub.contributions.report import Check as Check
     from ckptzoo.hub.contributions.result import Contribution as Contribution
@@ -58,8 +65,10 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy_names(
     __name__,
     {
+        "Audit": "ckptzoo.hub.audits",
         "Check": "ckptzoo.hub.contributions.report",
         "Contribution": "ckptzoo.hub.contributions.result",
+        "Finding": "ckptzoo.hub.audits",
         "FoundZoo": "ckptzoo.hub.search",
         "HubRetryPolicy": "ckptzoo.hub.client",
         "ImportPlan": "ckptzoo.hub.imports",
@@ -70,6 +79,7 @@ __getattr__, __dir__ = lazy_names(
         "Refreshed": "ckptzoo.hub.push",
         "Review": "ckptzoo.hub.contributions.review",
         "SearchResult": "ckptzoo.hub.search",
+        "audit": "ckptzoo.hub.audits",
         "export": "ckptzoo.hub.exports",
         "import_order": "ckptzoo.hub.imports",
         "plan": "ckptzoo.hub.push",

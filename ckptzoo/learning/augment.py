@@ -99,8 +99,8 @@ class Augment:
         Symmetry
             that one, or one of a subgroup.
         """
-        kept = () if self.matrices is None else INVERTIBLE
-        return among(symmetry, keep=(*kept, *(ORTHOGONAL if self.rotations else ())))
+        kept = (*(() if self.matrices is None else INVERTIBLE), *(ORTHOGONAL if self.rotations else ()))
+        return among(symmetry, keep=lambda group: group.scale in kept)
 
     def element(self, symmetry: Symmetry, ids: Iterable[str], *, seed: int, epoch: int, view: int = 0) -> GroupElement:
         """The group elements that a stream applies to these checkpoints, before running variances bound scales.

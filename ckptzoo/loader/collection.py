@@ -29,7 +29,6 @@ from ckptzoo.loader.filters import Filters, kept, matching
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.zoo import Zoo, files_at
 from ckptzoo.loader.zoo import open as open_zoo
-from ckptzoo.remote.address import HubAddress, candidates
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import REFETCH, Document, seal, unseal
 from ckptzoo.text import Progress, counted
@@ -340,6 +339,8 @@ def _address_of(folder: str, files: Files, address: str) -> str | os.PathLike[st
     """Where a zoo of a collection is; in a repository at the commit that the collection was read at."""
     if isinstance(files, Folder):
         return files.here / folder
+    from ckptzoo.remote.address import HubAddress, candidates  # with all that speaks to other machines
+
     place = candidates(address)[-1]  # a folder of the same name would have been opened
     if isinstance(files, RemoteFiles) and isinstance(place, HubAddress):
         inside = f"{place.folder}/{folder}" if place.folder else folder

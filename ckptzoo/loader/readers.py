@@ -135,14 +135,16 @@ class MmapReader:
         """Rows as one array: a view where they are evenly spaced in one shard, else a copy."""
         if not len(rows):
             return np.empty((0, *self.shape), self.dtype)[(slice(None), *key)]
+        if len(rows) == 1:  # a checkpoint's tensors are read one by one, of which there may be hundreds
+            array = self._single(int(rows[0]), private)
+            return array[(slice(None), *key)] if key else array
         starts = self._locations.starts
         owner = np.searchsorted(starts, rows, side="right") - 1
         # comparing the ends first spares most scattered selections the comparison of all rows
         if owner[0] == owner[-1] and (owner == owner[0]).all():
             place = int(owner[0])
             local = as_slice(rows - starts[place])
-            # a single row is mostly one of a checkpoint, of which all tensors are asked for together
-            if len(rows) > 1 and not key:
+            if not key:
                 self._advise(place, local)
             return self._whole(place, private=private)[(local, *key)]
         pieces = (
@@ -188,9 +190,19 @@ class MmapReader:
     def _whole(self, place: int, *, private: ShardMaps | None = None) -> NDArray[Any]:
         """Return all of the tensor's rows in one of its shards as a view."""
         locations = self._locations
-        mapped = self._index.map(locations.shards[place], private=private)
         count = int(locations.stops[place] - locations.starts[place])
-        array = mapped.array(locations.offsets[place], locations.dtype, (count, *locations.shape))
+        return self._view(place, locations.offsets[place], count, private)
+
+    def _single(self, row: int, private: ShardMaps | None) -> NDArray[Any]:
+        """Return one row as a view, (1, *shape)."""
+        place, offset = self._locations.place_of(row)
+        return self._view(place, offset, 1, private)
+
+    def _view(self, place: int, offset: int, count: int, private: ShardMaps | None) -> NDArray[Any]:
+        """Return consecutive rows of a shard as a view, the first of them at a byte of the file."""
+        locations = self._locations
+        mapped = self._index.map(locations.shards[place], private=private)
+        array = mapped.array(offset, locations.dtype, (count, *locations.shape))
         # a map is copy-on-write, hence writable: what one reader wrote to a shared map the others would read
         array.flags.writeable = private is not None
         return array

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, UnknownNameError, ZooError, suggestion
 from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.reader import Contents
-from ckptzoo.format.table import array_of
+from ckptzoo.format.table import array_of, filled_with
 from ckptzoo.format.tree import places_of
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.loader.checkpoint import Checkpoint
@@ -94,6 +94,8 @@ class Selection:
         if "id" in own:
             self.contents.check_ids()
         table = self.contents.columns(raw, own, None if self._is_whole else self.rows)
+        if len(own) == len(names):
+            return table
         columns = {name: table[name] for name in own}
         columns |= {name: self._value_within_extra(name) for name in names if name.startswith(PREFIX)}
         fields = [
@@ -209,7 +211,7 @@ class Selection:
         order, start = np.argsort(first, kind="stable"), 0
         steps, is_last = np.empty(count, np.int64), np.zeros(count, np.bool_)
         for at, run in self.runs(["step"]):
-            steps[at : at + len(run)] = run["step"].fill_null(-1).to_numpy()  # an only checkpoint may lack its step
+            steps[at : at + len(run)] = filled_with(run["step"], -1)  # an only checkpoint may lack its step
         while start < count:
             stop = min(start + RUN_ROWS, count)
             while stop < count and first[order[stop]] == first[order[stop - 1]]:

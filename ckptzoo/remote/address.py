@@ -4,9 +4,11 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit, urlunsplit
 
+from ckptzoo.environment import s3_endpoint
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.text import printable
 
 # names as huggingface_hub.utils.validate_repo_id allows them: 96 characters, no "--" or "..", none of "-." at the ends
 _WORD = r"[A-Za-z0-9](?:[A-Za-z0-9_]|[-.](?![-.])){0,95}"
@@ -24,6 +26,15 @@ _STEP = (
     "Write a folder, org/zoo, hf://datasets/org/zoo@revision, https://host/path/zoo, or an fsspec address such as "
     "s3://bucket/zoo."
 )
+_FILE_STEP = "Write https://host/path/file, hf://org/model@commit/path/file or s3://bucket/path/file."
+_COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+"""The name of a commit: sha1 or sha256."""
+# the rule of Amazon S3; a dot in a name is allowed there too, but fits no certificate of *.s3.amazonaws.com
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]")
+_PRINTABLE = re.compile(r"[!-\[\]-~]+")
+"""The characters of an address by RFC 3986, and a few more, but no blanks, controls and backslashes."""
+_QUERY = ("download", "raw", "versionId")
+"""Parts of a query that hold no secret. All others are refused: every storage has its own names for signatures."""
 DATASETS, MODELS = "datasets", "models"
 MAIN = "main"
 """The revision of a repository where none is asked for."""
@@ -122,6 +133,81 @@ def candidates(text: str) -> tuple[Address, ...]:
             return (_web(text),)
         case _:
             return (FilesystemAddress(text.rstrip("/") if not text.endswith("://") else text),)
+
+
+def file_address(text: str) -> HubAddress | WebAddress:
+    """Return where a file is that a zoo refers to: in a commit of a hub's repository, or on a web server.
+
+    The address is kept in the zoo and appears in messages, so it has no password, signature or token, and on a hub it
+    has the commit, because branches move. A file of ``s3://`` is asked for by https and without credentials: an address
+    that somebody else wrote must not read what only the reader may read.
+
+    Raises ZooError: it is another address. The message has no more of it than its host and path.
+
+    >>> str(file_address("s3://bucket/a b.npy")), file_address("https://host/x.npy").url
+    ('https://bucket.s3.amazonaws.com/a%20b.npy', 'https://host/x.npy')
+    """
+    if not text.isprintable():
+        raise _no_file(printable(text), "printable characters", "others")
+    matched = _SCHEME.match(text)
+    scheme = matched[0].lower() if matched and "::" not in text.partition("/")[0] else ""
+    rest = text[len(scheme) + len("://") :]
+    if scheme == "hf":
+        return _hub_file(text, unquote(rest))
+    if scheme == "s3":
+        bucket, _, key = rest.partition("/")
+        if not _BUCKET.fullmatch(bucket) or not key:
+            raise _no_file(text, "s3://bucket/path/file", "another, or a bucket whose name has dots")
+        endpoint = s3_endpoint()
+        place = f"{endpoint}/{bucket}" if endpoint else f"https://{bucket}.s3.amazonaws.com"
+        return WebAddress(f"{place}/{quote(key)}")
+    if scheme in ("http", "https"):
+        return WebAddress(_web_file(text))
+    raise _no_file(text, "https://, hf:// or s3://", f"{scheme}://" if scheme else "another")
+
+
+def _hub_file(text: str, path: str) -> HubAddress:
+    if not path.isprintable():
+        raise _no_file(text, "printable characters", "others")
+    if path.startswith("buckets/"):
+        step = "Copy the file to a repository, which has commits, or pull it to this machine."
+        raise ZooError(Problem(text, "address of a file", "one whose content is fixed by a commit", "a bucket", step))
+    kind, path = (DATASETS, path.removeprefix("datasets/")) if path.startswith("datasets/") else (MODELS, path)
+    matched = _HUB.fullmatch(path)
+    # ".." would lead to other addresses of the hub, which get the token too
+    if matched is None or not matched["folder"] or not {"", ".", ".."}.isdisjoint(matched["folder"].split("/")):
+        raise _no_file(text, "hf://org/model@commit/path/file", "another")
+    if not _COMMIT.fullmatch(matched["revision"] or ""):
+        got = matched["revision"] or "none"
+        step = "Write the commit, of 40 digits, that the branch or tag is now: the file behind a name may change."
+        raise ZooError(Problem(text, "revision", "a commit", got, step))
+    return HubAddress(matched["repo"], matched["revision"], matched["folder"], kind)
+
+
+def _web_file(text: str) -> str:
+    try:
+        parts = urlsplit(text)
+        parts.port  # noqa: B018 (which is read when it is asked for)
+    except ValueError:
+        raise _no_file(text.partition("?")[0].rpartition("@")[2], "https://host/path/file", "another") from None
+    public = urlunsplit((parts.scheme.lower(), parts.netloc.rpartition("@")[2].lower(), parts.path, "", ""))
+    query = parse_qsl(parts.query, keep_blank_values=True)
+    # a name without a value may be the secret itself
+    secrets = [repr(name) if value else "a query" for name, value in query if name not in _QUERY]
+    if "@" in parts.netloc or secrets or parts.fragment:
+        got = "a user or a password" if "@" in parts.netloc else secrets[0] if secrets else "a part behind #"
+        step = "Give an address that anyone may read for as long as the zoo is used."
+        raise ZooError(Problem(public, "address of a file", "no password, signature or token", got, step))
+    if not parts.hostname or not _PRINTABLE.fullmatch(text) or not parts.path or parts.path.endswith("/"):
+        raise _no_file(public, "https://host/path/file, in ASCII with %20 for a blank", "another")
+    if parts.hostname in _PAGES:
+        step = "Write hf://org/model@commit/path/file, or hf://datasets/org/name@commit/path/file."
+        raise ZooError(Problem(public, "address of a file", "one of a commit", "a page of the hub", step))
+    return f"{public}?{parts.query}" if parts.query else public
+
+
+def _no_file(location: str, expected: str, got: str) -> ZooError:
+    return ZooError(Problem(location.partition("?")[0], "address of a file", expected, got, _FILE_STEP))
 
 
 def repository(text: str) -> str:

@@ -2,7 +2,8 @@
 
     <root>/<zoo>/address.json              the zoo's address
     <root>/<zoo>/revisions/<name>.json     which commit a revision was, and the files it holds; sealed
-    <root>/<zoo>/blobs/<2 hex>/<digest>    bytes
+    <root>/<zoo>/blobs/<2 hex>/<digest>    bytes; of those whose digest nobody states, ``range-<hex of their place>``:
+                                           their sha256, and then the bytes
 
 Every file appears by one rename, and a blob is compared with its name whenever it is read, so a process that dies, a
 machine that loses power, or two processes that fetch the same, leave nothing wrong behind. No lock is held while
@@ -43,7 +44,8 @@ GONE = "gone"
 """The name of a file that marks a zoo which cannot be fetched any more."""
 _MAX_ADDRESS = 2**16
 """Bytes of ``address.json``."""
-_DIGEST = re.compile(r"(sha256|git):[0-9a-f]{40,64}")
+_DIGEST = re.compile(r"(sha256|git|range):[0-9a-f]{40,64}")
+_RANGE, _SHA256_BYTES = "range:", 32
 
 
 @dataclass(frozen=True)
@@ -72,14 +74,21 @@ class Cache:
         self._broken = False
 
     def read(self, digest: str) -> bytes | None:
-        """Return the bytes of a digest (``sha256:<hex>`` or ``git:<hex>``), or None; a damaged blob is removed."""
+        """Return the bytes of a digest (``sha256:<hex>`` or ``git:<hex>``), or None; a damaged blob is removed.
+
+        ``range:<hex>`` in place of a digest is a name for bytes whose digest nobody states; they have their own, which
+        is that of the bytes as they came.
+        """
         path = self._path(digest)
         try:
             with open(path, "rb", opener=regular) as file:
                 data, used = file.read(), os.fstat(file.fileno()).st_mtime
         except OSError:
             return None
-        if not is_right(digest, data):
+        own = digest
+        if digest.startswith(_RANGE):
+            own, data = f"sha256:{data[:_SHA256_BYTES].hex()}", data[_SHA256_BYTES:]
+        if not is_right(own, data):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             return None
@@ -97,11 +106,13 @@ class Cache:
         path = self._path(digest)
         if self._broken or len(data) > self.limit or path.exists():
             return
+        if self._written is None and not (self.folder / "address.json").exists():
+            self._put_address()
         if self._written is None or self._written > self.limit // SCAN_SHARE:
             self._written = 0
             self._make_room(len(data))
         self._written += len(data)
-        self._put(path, data)
+        self._put(path, *([hashlib.sha256(data).digest()] if digest.startswith(_RANGE) else []), data)
 
     def remember(self, asked: str, record: RevisionRecord) -> None:
         """Keep what a revision is now, under the name that was asked for and under its own."""
@@ -113,7 +124,7 @@ class Cache:
         content = {"asked": asked, "revision": record.revision, "entries": entries, "saved": time.time()}
         if len(data := seal(content)) > MAX_BYTES:
             return  # it would not be read
-        self._put(self.folder / "address.json", json.dumps({"address": self.address}).encode())
+        self._put_address()
         for name in {asked, record.revision}:
             self._put(self._revision(name), data)
 
@@ -137,16 +148,21 @@ class Cache:
         return self.folder / "revisions" / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json"
 
     def _path(self, digest: str) -> Path:
-        name = _checked_digest(digest).replace(":", "-")
-        return self.folder / "blobs" / name.partition("-")[2][:2] / name
+        kind, _, digits = _checked_digest(digest).partition(":")
+        return Path(f"{self.folder}/blobs/{digits[:2]}/{kind}-{digits}")
 
-    def _put(self, path: Path, data: bytes | memoryview) -> None:
+    def _put_address(self) -> None:
+        self._put(self.folder / "address.json", json.dumps({"address": self.address}).encode())
+
+    def _put(self, path: Path, *pieces: bytes | memoryview) -> None:
         """Write a file under a temporary name and rename it."""
         try:
-            _make_folder(path.parent, self.root)
+            if not path.parent.exists():
+                _make_folder(path.parent, self.root)
             # without fsync: what a loss of power leaves of the bytes has another digest, and is fetched again
             with temporary_file(path.parent) as (temporary, file):
-                file.write(data)
+                for piece in pieces:
+                    file.write(piece)
                 file.flush()
                 temporary.replace(path)
         except FileNotFoundError:

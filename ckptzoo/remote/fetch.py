@@ -24,7 +24,10 @@ WASTE_BYTES = 200_000
 SPLIT_BYTES = 32 * 2**20
 """A request of at least twice this is split in two, if it is the only one of its file."""
 FEW_REQUESTS = 2
-"""Requests to one file: a long one is split until there are as many, and ``WASTE_BYTES`` are spent on no fewer."""
+"""Requests to one file: a long one is split until there are as many, and ``WASTE_BYTES`` are spent on no fewer.
+
+How many run at once is ``WORKERS`` of ``remote.py``.
+"""
 
 
 @dataclass(frozen=True)
@@ -117,10 +120,11 @@ def fetch_checked(
     retry_policy: RetryPolicy,
     cancel: CancelToken,
     before: Callable[[int], None],
+    needs_digest: bool = True,
 ) -> Generator[tuple[int, memoryview]]:
     """Yield the blocks of one request with their places, each after its digest was compared. A block with a wrong
     digest is fetched once more by itself. ``before`` is called with a block's place before its bytes are received, and
-    may wait.
+    may wait. Without ``needs_digest`` a block may have an empty one, which nothing is compared with.
 
     Raises IntegrityError: a block came twice with a wrong digest.
     """
@@ -143,7 +147,7 @@ def fetch_checked(
                     position, piece, filled = position + used, piece[used:], filled + used
                 if filled < len(data) and not piece:
                     piece = memoryview(next(source))
-            if hashlib.sha256(data).digest() != block.sha256:
+            if (needs_digest or block.sha256) and hashlib.sha256(data).digest() != block.sha256:
                 # its bytes may have been damaged on the way; a second time they are wrong at their source
                 second = read_range(
                     store, block.name, block.start, block.stop, retry_policy=retry_policy, cancel=cancel
@@ -164,7 +168,8 @@ class Fetching(ABC):
 
     Leaving its ``with`` block stops everything that still runs. ``requests`` cover some or all of the ``wanted``
     blocks, which are in the order of the reader; at most ``workers`` run at a time, in this order. ``ahead`` bytes are
-    received before the reader takes them. ``keep`` is called with every received block.
+    received before the reader takes them. ``keep`` is called with every received block; ``needs_digest`` is that of
+    ``fetch_checked``.
     """
 
     def __init__(
@@ -177,9 +182,11 @@ class Fetching(ABC):
         workers: int,
         ahead: int,
         keep: Keep,
+        needs_digest: bool = True,
     ) -> None:
         self._store, self._wanted, self._requests = store, wanted, list(requests)
         self._retry_policy, self._workers, self._ahead, self._keep = retry_policy, workers, ahead, keep
+        self._needs_digest = needs_digest
         self._cancel, self._changed = CancelToken(), threading.Condition()
         self._ready: dict[int, memoryview] = {}
         self._started: set[int] = set()
@@ -217,20 +224,39 @@ class Fetching(ABC):
 
     def _start_requests(self) -> None:
         """Start requests while there are workers for them; the lock is held."""
-        while self._next < len(self._requests) and self._running < self._workers and not self._cancel.called:
-            self._start(self._next)
-            self._next += 1
+        while self._running < self._workers and (request := self._following()) is not None:
+            self._start_thread(request)
 
     def _start(self, number: int) -> None:
+        """Start one request, whatever else runs; the lock is held."""
         if number not in self._started:
             self._started.add(number)
-            self._running += 1
-            # daemon: a thread that waits for a server must not keep the process from ending
-            threading.Thread(
-                target=self._run, args=(self._requests[number],), name="ckptzoo-fetch", daemon=True
-            ).start()
+            self._start_thread(self._requests[number])
 
-    def _run(self, request: RangeRequest) -> None:
+    def _start_thread(self, request: RangeRequest) -> None:
+        self._running += 1
+        # daemon: a thread that waits for a server must not keep the process from ending
+        threading.Thread(target=self._run, args=(request,), name="ckptzoo-fetch", daemon=True).start()
+
+    def _following(self) -> RangeRequest | None:
+        """Return the next request that nobody has started, or None; the lock is held."""
+        while self._next < len(self._requests) and not self._cancel.called:
+            self._next += 1
+            if self._next - 1 not in self._started:
+                self._started.add(self._next - 1)
+                return self._requests[self._next - 1]
+        return None
+
+    def _run(self, request: RangeRequest | None) -> None:
+        """Make one request after the other, in a thread."""
+        while request is not None:
+            self._fetch(request)
+            with self._changed:
+                # more run than there are workers where the reader has waited for some
+                request = self._following() if self._running <= self._workers else None
+                self._running -= request is None
+
+    def _fetch(self, request: RangeRequest) -> None:
         try:
             blocks = fetch_checked(
                 self._store,
@@ -239,6 +265,7 @@ class Fetching(ABC):
                 retry_policy=self._retry_policy,
                 cancel=self._cancel,
                 before=self._before,
+                needs_digest=self._needs_digest,
             )
             with closing(blocks):  # its connection too, where self._keep raises
                 for place, block in blocks:
@@ -252,10 +279,6 @@ class Fetching(ABC):
             with self._changed:
                 self._failure = self._failure or error
                 self._changed.notify_all()
-        finally:
-            with self._changed:
-                self._running -= 1
-                self._start_requests()
 
     def _before(self, place: int) -> None:
         with self._changed:

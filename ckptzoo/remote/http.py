@@ -26,7 +26,9 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit
 
 from ckptzoo.errors import AbsentError, Problem, RemoteError
+from ckptzoo.remote import servers
 from ckptzoo.remote.retry import RETRIED_STATUSES, RetryPolicy, is_too_slow, server_wait, too_slow
+from ckptzoo.remote.servers import AllowedServers, Origin, origin_of
 from ckptzoo.remote.stores import CancelToken, TransientError
 from ckptzoo.text import excerpt
 
@@ -34,8 +36,8 @@ CONNECT_SECONDS = 10.0
 READ_SECONDS = 20.0
 IDLE_SECONDS = 20.0
 """A connection that was idle for longer is not used again: many servers close them."""
-MAX_IDLE = 16
-"""Idle connections that are kept to one server."""
+MAX_IDLE = 32
+"""Idle connections that are kept to one server: as many as ask it at a time."""
 PIECE_BYTES = 256 * 1024
 """The limit of one read of the socket."""
 # The number that RFC 2068, section 10.3, recommended; RFC 9110, 15.4, warns servers of clients that keep to it.
@@ -53,8 +55,6 @@ _GZIP = 31
 _AGAIN = "Try again later."
 _CHECK = "Check the address, and that it may be read."
 
-Origin = tuple[str, str, int]
-"""Scheme, host, port."""
 Authorize = Callable[[str], Mapping[str, str]]
 """From an address to the headers that may be sent there and nowhere else; ``hub_store.bearer`` compares origins."""
 
@@ -64,19 +64,12 @@ def anonymous(url: str) -> Mapping[str, str]:
     return {}
 
 
-def origin_of(url: str) -> Origin:
-    """Return scheme, host and port of an address; raises ValueError for what is not http or https."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"not an http address: {url[:200]!r}")
-    return parts.scheme, parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
-
-
 @dataclass
 class Answer:
     """The head of an answer, and its body to be read once.
 
-    ``url`` is the address that gave it, after redirects; names of headers are in small letters.
+    ``url`` is the address that gave it, after redirects, whose headers are in ``redirects``; names of headers are in
+    small letters.
     """
 
     url: str
@@ -84,6 +77,7 @@ class Answer:
     headers: Mapping[str, str]
     _response: "_Response" = field(repr=False)
     _complete: Callable[[], None] = field(repr=False)
+    redirects: tuple[Mapping[str, str], ...] = ()
 
     @property
     def length(self) -> int | None:
@@ -127,17 +121,18 @@ def get(
     returns the headers for one address; it is called again for every redirect, so that a token goes to its own server
     only.
     """
-    visited: list[str] = []
+    redirects: list[Mapping[str, str]] = []
     while True:
         with _exchange(connections, url, location, cancel, {**headers, **authorize(url)}) as answer:
             target = answer.headers.get("location")
             if answer.status not in _REDIRECTS or target is None:
+                answer.redirects = tuple(redirects)
                 yield answer
                 return
             with contextlib.suppress(RemoteError):
                 _drain(answer, location)
-        visited.append(url)
-        url = _redirected(url, target, visited, location)
+        redirects.append(answer.headers)
+        url = _redirected(url, target, len(redirects), location)
 
 
 def body(answer: Answer, start: int, stop: int, size: int, *, location: str) -> Generator[bytes]:
@@ -237,23 +232,25 @@ def range_header(start: int, stop: int, size: int) -> dict[str, str]:
 class Connections:
     """Connections by origin, shared by the threads of one process; after a fork the child starts with none.
 
-    ``read_timeout`` is the longest silence within an answer, and the longest time for its head, in seconds.
+    ``read_timeout`` is the longest silence within an answer, and the longest time for its head, in seconds. With
+    ``allowed`` no other servers are connected to, whatever addresses and redirects name them.
     """
 
-    def __init__(self, read_timeout: float = READ_SECONDS) -> None:
-        self._read_timeout = read_timeout
+    def __init__(self, read_timeout: float = READ_SECONDS, allowed: AllowedServers | None = None) -> None:
+        self._read_timeout, self._allowed = read_timeout, allowed
         self._reset()
         _ALL.add(self)
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._idle: dict[Origin, list[tuple[http.client.HTTPConnection, float]]] = {}
+        self._proxies: dict[Origin, SplitResult | None] = {}
         self._ssl: ssl.SSLContext | None = None
         weakref.finalize(self, _close_all, self._idle)  # before the sockets' own finalizers, in a cycle too
 
-    def __reduce__(self) -> "tuple[type[Connections], tuple[float]]":
+    def __reduce__(self) -> "tuple[type[Connections], tuple[float, AllowedServers | None]]":
         # locks and sockets cannot be pickled
-        return Connections, (self._read_timeout,)
+        return Connections, (self._read_timeout, self._allowed)
 
     def take_idle(self, origin: Origin) -> http.client.HTTPConnection | None:
         """Return a connection that was used before, for the caller alone, or None."""
@@ -267,26 +264,42 @@ class Connections:
                 connection.close()
         return None
 
-    def connect(self, origin: Origin) -> http.client.HTTPConnection:
-        """Open a new connection, through the proxy that the environment names for it."""
+    def connect(self, origin: Origin, location: str) -> http.client.HTTPConnection:
+        """Open a new connection, through the proxy that the environment names for it.
+
+        Raises RemoteError: the server is not among those that are allowed.
+        """
         scheme, host, port = origin
-        proxy = _proxy(origin)
+        proxy = self.proxy(origin)
+        addresses = self._allowed.addresses(origin, location) if self._allowed is not None else []
         peer, peer_port = (proxy.hostname or "", proxy.port or 80) if proxy else (host, port)
         timeout = min(CONNECT_SECONDS, self._read_timeout)
-        if scheme == "https":
-            connection = http.client.HTTPSConnection(peer, peer_port, timeout=timeout, context=self._ssl_context())
-            if proxy:
-                connection.set_tunnel(host, port, _proxy_credentials(proxy))
-        else:
-            connection = http.client.HTTPConnection(peer, peer_port, timeout=timeout)
+        connection = http.client.HTTPConnection(peer, peer_port, timeout=timeout)
+        # the library would connect again by itself, and unencrypted
+        connection.auto_open = False
         connection.response_class = _Response
+        if proxy and scheme == "https":
+            # a proxy would look the name up itself; IPv4 first, because http.client of Python 3.11 sends IPv6 bare
+            target = min(addresses, key=lambda address: ":" in address, default=host)
+            connection.set_tunnel(target, port, _proxy_credentials(proxy))
         try:
-            connection.connect()
+            if addresses and not proxy:
+                connection.sock = servers.connect(addresses, port, timeout, location, host)
+            else:
+                connection.connect()
+            if scheme == "https":
+                connection.sock = self._ssl_context().wrap_socket(connection.sock, server_hostname=host)
         except BaseException:  # KeyboardInterrupt too: nobody else knows of the socket
             connection.close()
             raise
         connection.sock.settimeout(self._read_timeout)
         return connection
+
+    def proxy(self, origin: Origin) -> SplitResult | None:
+        """Return the proxy that the environment named for a server when it was asked first: a look reads all of it."""
+        if origin not in self._proxies:
+            self._proxies[origin] = _proxy(origin)
+        return self._proxies[origin]
 
     def give_back(self, origin: Origin, connection: http.client.HTTPConnection) -> None:
         """Keep a connection whose last answer was read to its end for the next request."""
@@ -375,7 +388,7 @@ def _exchange(
 ) -> Generator[Answer]:
     """Make one request and yield its answer, without redirects."""
     origin = origin_of(url)
-    target, proxy_headers = _request_target(url)
+    target, proxy_headers = _request_target(url, connections.proxy(origin) if origin[0] == "http" else None)
     sent = {"Accept-Encoding": "identity", "User-Agent": "ckptzoo", **headers, **proxy_headers}
     # the header Host has no user information (RFC 9110, 7.2)
     host = urlsplit(url).netloc.rpartition("@")[2]
@@ -390,7 +403,7 @@ def _exchange(
         if connection is None or response is None:
             if connection is not None:
                 connection.close()
-            connection = connections.connect(origin)
+            connection = connections.connect(origin, location)
             sock = connection.sock
             response = _send(connection, target, host, sent, cancel)
     except (OSError, http.client.HTTPException, ValueError) as error:
@@ -430,7 +443,7 @@ def _send(
         return response
 
 
-def _redirected(url: str, target: str, visited: list[str], location: str) -> str:
+def _redirected(url: str, target: str, count: int, location: str) -> str:
     try:
         following = urljoin(url, target)
         scheme, host, _ = origin_of(following)
@@ -439,7 +452,7 @@ def _redirected(url: str, target: str, visited: list[str], location: str) -> str
     # an attacker on the way could answer the second request
     if scheme == "http" and urlsplit(url).scheme == "https":
         raise RemoteError(_problem(location, "a redirect to https", f"one to http://{host}", _CHECK))
-    if len(visited) > MAX_REDIRECTS:
+    if count > MAX_REDIRECTS:
         raise RemoteError(_problem(location, f"at most {MAX_REDIRECTS} redirects", "more", _CHECK))
     return following
 
@@ -452,14 +465,13 @@ def _drain(answer: Answer, location: str) -> None:
             pass
 
 
-def _request_target(url: str) -> tuple[str, dict[str, str]]:
+def _request_target(url: str, proxy: SplitResult | None) -> tuple[str, dict[str, str]]:
     """Return the target of the request line, and the headers that go to a proxy.
 
     A proxy of plain HTTP is asked for the whole address (RFC 9112, 3.2.2); for https there is a tunnel through it.
     """
     parts = urlsplit(url)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    proxy = _proxy(origin_of(url)) if parts.scheme == "http" else None
     return (f"http://{parts.netloc}{path}", _proxy_credentials(proxy)) if proxy else (path, {})
 
 

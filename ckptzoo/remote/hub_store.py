@@ -7,6 +7,7 @@ hub redirects is used until it expires.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -22,8 +23,9 @@ from ckptzoo.environment import PUBLIC_HUB
 from ckptzoo.errors import AbsentError, Problem, RemoteError, require
 from ckptzoo.remote import http
 from ckptzoo.remote.address import MAIN, HubAddress
-from ckptzoo.remote.http import Connections, origin_of
+from ckptzoo.remote.http import Connections
 from ckptzoo.remote.retry import EXPIRED_STATUSES, RetryPolicy, retry
+from ckptzoo.remote.servers import origin_of
 from ckptzoo.remote.stores import CancelToken, FileEntry, TransientError, find_entry, listed
 from ckptzoo.text import excerpt
 
@@ -38,6 +40,8 @@ _HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _NEXT = re.compile(r'<([^<>]+)>\s*;\s*rel="?next"?')
 """The header ``Link`` of a page that is not the last (RFC 8288)."""
 _STEP = "Check the name, the revision and HF_TOKEN; private zoos need hf auth login."
+GATED = "GatedRepo"
+"""The header ``X-Error-Code`` of repositories whose readers have to be admitted."""
 
 
 class HubStore:
@@ -65,7 +69,13 @@ class HubStore:
 
     @classmethod
     def opened(
-        cls, place: HubAddress, *, retry_policy: RetryPolicy, endpoint: str | None = None, token: str | None = None
+        cls,
+        place: HubAddress,
+        *,
+        retry_policy: RetryPolicy,
+        endpoint: str | None = None,
+        token: str | None = None,
+        connections: Connections | None = None,
     ) -> "HubStore":
         """Pin a revision to its commit and read its content, by one request.
 
@@ -75,7 +85,7 @@ class HubStore:
         The endpoint and the token are by default those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``).
         """
         endpoint = (endpoint or default_endpoint()).rstrip("/")
-        connections = Connections(retry_policy.connection_deadline)
+        connections = connections or Connections(retry_policy.connection_deadline)
         commit, entries = read_listing(place, endpoint, connections, bearer(endpoint, token), retry_policy)
         return cls(place, commit, entries, endpoint=endpoint, token=token, connections=connections)
 
@@ -98,7 +108,10 @@ class HubStore:
                 exchange = http.get(
                     self._connections, url, location=location, cancel=cancel, headers=sent, authorize=authorize
                 )
-                return open_until_read.enter_context(exchange)
+                answer = open_until_read.enter_context(exchange)
+                for stated in (*answer.redirects, answer.headers):
+                    self._check_stated(stated, name, location)
+                return answer
 
             answer = None
             # one thread resolves a file, the others wait for its signed address. A lock that another thread held
@@ -110,14 +123,27 @@ class HubStore:
                         self._signed[name] = answer.url
             if answer is None:
                 answer = request(signed or page)
+            if answer.headers.get("x-error-code") == GATED:
+                raise _refusal(answer, location)
             if answer.status in EXPIRED_STATUSES and answer.url != page:
                 self._signed.pop(name, None)
                 raise TransientError(http.refusal(answer, location).problem, protocol_error=True)
-            # the hub says so of every file; caches between may answer with another commit's
-            if (commit := answer.headers.get("x-repo-commit", self.revision)) != self.revision:
-                problem = Problem(location, "commit", self.revision, excerpt(commit, 160), "Open the zoo again.")
-                raise TransientError(problem, protocol_error=True)
             yield from http.body(answer, start, stop, size, location=location)
+
+    def _check_stated(self, headers: Mapping[str, str], name: str, location: str) -> None:
+        """Compare the commit and the sha256 that the hub states with those of this store.
+
+        The hub states both before it redirects; a cache in between may answer with another commit's file.
+        """
+        digest = self.entries[name].digest or ""
+        linked = headers.get("x-linked-etag", "").strip('"')
+        # the hub's ETag of a file in LFS storage is its sha256; what is no sha256 says nothing
+        stated = f"sha256:{linked}" if len(linked) == 64 and digest.startswith("sha256:") else digest
+        commit = headers.get("x-repo-commit", self.revision)
+        for what, expected, got in (("commit", self.revision, commit), ("digest", digest, stated)):
+            if got != expected:
+                problem = Problem(location, what, expected, excerpt(got, 160), "Open the zoo again.")
+                raise TransientError(problem, protocol_error=True)
 
     def _page(self, name: str) -> str:
         """Return the address at which the hub resolves a file."""
@@ -140,25 +166,8 @@ def read_listing(
     Raises AbsentError: no such repository, revision or folder, as far as this token may know. Raises RemoteError: the
     hub refuses, or its answer makes no sense.
     """
-    location, cancel = str(place), CancelToken()
-    api = f"{endpoint}/api/{place.kind}/{place.repo}"
-
-    def read(url: str) -> tuple[Any, str]:
-        def request() -> tuple[Any, str]:
-            sent = {"Accept-Encoding": "gzip"}
-            with http.get(
-                connections, url, location=location, cancel=cancel, headers=sent, authorize=authorize
-            ) as answer:
-                if answer.status in (401, 403, 404):
-                    raise _refusal(answer, location)
-                data = http.document(answer, location=location, retry_policy=retry_policy)
-                try:
-                    return json.loads(data), answer.headers.get("link", "")
-                except (ValueError, RecursionError) as error:
-                    raise TransientError(_unreadable(location, str(error)), protocol_error=True) from error
-
-        return retry(request, retry_policy=retry_policy, cancel=cancel)
-
+    location, api = str(place), f"{endpoint}/api/{place.kind}/{place.repo}"
+    read = functools.partial(_read_json, location, connections, authorize, retry_policy)
     # a revision such as refs/pr/1 is one segment for the hub; blobs=true adds sizes and digests, in one answer
     info, _ = read(f"{api}/revision/{quote(place.revision, safe='')}?blobs=true")
     try:
@@ -183,6 +192,50 @@ def read_listing(
     if prefix and not inside:
         raise AbsentError(Problem(location, "folder", place.folder, "no file in it", _STEP))
     return commit, listed(inside, location=location)
+
+
+@dataclasses.dataclass(frozen=True)
+class Refs:
+    """The branches and tags of a repository, each with its commit."""
+
+    branches: Mapping[str, str]
+    tags: Mapping[str, str]
+
+
+def read_refs(
+    place: HubAddress, endpoint: str, connections: Connections, authorize: http.Authorize, retry_policy: RetryPolicy
+) -> Refs:
+    """Return the branches and tags of a repository, by one request; raises as ``read_listing`` does."""
+    location = str(dataclasses.replace(place, revision=MAIN, folder=""))
+    url = f"{endpoint}/api/{place.kind}/{place.repo}/refs"
+    found, _ = _read_json(location, connections, authorize, retry_policy, url)
+    try:
+        branches, tags = (
+            {str(item["name"]): str(item["targetCommit"]) for item in found[kind]} for kind in ("branches", "tags")
+        )
+    except (KeyError, TypeError) as error:
+        raise RemoteError(_unreadable(location, f"{type(error).__name__}: {error}")) from error
+    return Refs(branches, tags)
+
+
+def _read_json(
+    location: str, connections: Connections, authorize: http.Authorize, retry_policy: RetryPolicy, url: str
+) -> tuple[Any, str]:
+    """Return an answer of the hub's API, and its header ``Link``."""
+    cancel = CancelToken()
+
+    def request() -> tuple[Any, str]:
+        sent = {"Accept-Encoding": "gzip"}
+        with http.get(connections, url, location=location, cancel=cancel, headers=sent, authorize=authorize) as answer:
+            if answer.status in (401, 403, 404):
+                raise _refusal(answer, location)
+            data = http.document(answer, location=location, retry_policy=retry_policy)
+            try:
+                return json.loads(data), answer.headers.get("link", "")
+            except (ValueError, RecursionError) as error:
+                raise TransientError(_unreadable(location, str(error)), protocol_error=True) from error
+
+    return retry(request, retry_policy=retry_policy, cancel=cancel)
 
 
 def _pages(read: Any, url: str) -> Iterator[Any]:
@@ -226,8 +279,8 @@ def _refusal(answer: http.Answer, location: str) -> RemoteError:
     code = answer.headers.get("x-error-code", "")
     got = excerpt(answer.headers.get("x-error-message", ""), 160) or f"status {answer.status}"
     # huggingface_hub chooses its exceptions by the same header (utils/_http.py)
-    if code == "GatedRepo":
-        step = "Ask for access on its page, then log in with hf auth login."
+    if code == GATED:
+        step = "It is gated: ask for access on its page, then log in with hf auth login."
         return RemoteError(Problem(location, "access", "permission to read it", got, step))
     if answer.status == 404 or code in ("RepoNotFound", "RevisionNotFound"):
         what = "revision" if code == "RevisionNotFound" else "repository"

@@ -212,9 +212,13 @@ class Remote:
         """The options of ``Fetching``."""
         return {"retry_policy": self._retry_policy, "workers": self._workers, "ahead": self._ahead, "keep": self._keep}
 
+    def _key(self, block: Span) -> str:
+        """Return the name of a block in the cache."""
+        return f"sha256:{block.sha256.hex()}"
+
     def _keep(self, block: Span, data: memoryview) -> None:
         if self.cache is not None:
-            self.cache.write(f"sha256:{block.sha256.hex()}", data)
+            self.cache.write(self._key(block), data)
 
     def _missing_places(self, wanted: Sequence[Span]) -> list[int]:
         """Places of the blocks that are to be fetched; raises where they may not be."""
@@ -225,11 +229,7 @@ class Remote:
                 step = "Tell whoever publishes the zoo: its index does not fit its files."
                 raise IntegrityError(Problem(f"{self.name}/{block.name}", "size", expected, got, step))
         cache = self.cache
-        missing = [
-            place
-            for place, block in enumerate(wanted)
-            if cache is None or not cache.holds(f"sha256:{block.sha256.hex()}")
-        ]
+        missing = [place for place, block in enumerate(wanted) if cache is None or not cache.holds(self._key(block))]
         if missing and self.offline:
             blocks = [wanted[place] for place in missing]
             nbytes = sum(block.stop - block.start for block in blocks)
@@ -238,7 +238,7 @@ class Remote:
 
     def _cached(self, block: Span) -> memoryview:
         """Return a block that the cache had; fetched if it was removed since, or is damaged."""
-        if self.cache is not None and (data := self.cache.read(f"sha256:{block.sha256.hex()}")) is not None:
+        if self.cache is not None and (data := self.cache.read(self._key(block))) is not None:
             return memoryview(data)
         if self.offline:
             raise self._offline_error([block.name], block.stop - block.start, 1)

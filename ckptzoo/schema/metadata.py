@@ -143,6 +143,8 @@ def columns_of(kind: str, *, matrices: bool) -> tuple[Column, ...]:
     return tuple(column for column in KINDS[kind] if column.name not in left_out)
 
 
+_FRACTIONS = tuple(column.name for column in COLUMNS if column.name.endswith("_accuracy"))
+
 LEAST = {"raw": 31, "variant": 8, "retracted": 4, "predictions": 3, "measured": 12}
 """The number of its kind's columns that every file has: those of the first release; others may be lacking, and null."""
 
@@ -156,14 +158,13 @@ def value_problems(rows: Sequence[Mapping[str, Any]], *, location: str) -> Itera
     if odd:
         expected = f"1 to {MAX_ID} printable characters without spaces"
         yield Problem(location, "id", expected, f"{len(odd)} others, such as {odd[0][:80]!r}", "Give them other ids.")
-    for column in COLUMNS:
-        if column.name.endswith("_accuracy"):
-            values = [row.get(column.name) for row in rows]
-            # NaN is the accuracy of a network that diverged
-            wrong = [value for value in values if value is not None and not (0 <= value <= 1 or value != value)]
-            if wrong:
-                got = f"{len(wrong)} others, such as {wrong[0]}"
-                yield Problem(location, f"column {column.name!r}", "fractions from 0 to 1", got, "Correct the rows.")
+    for name in _FRACTIONS:
+        values = [row.get(name) for row in rows]
+        # NaN is the accuracy of a network that diverged
+        wrong = [value for value in values if value is not None and not (0 <= value <= 1 or value != value)]
+        if wrong:
+            got = f"{len(wrong)} others, such as {wrong[0]}"
+            yield Problem(location, f"column {name!r}", "fractions from 0 to 1", got, "Correct the rows.")
     draws = [row.get("draw") for row in rows]
     if negative := [draw for draw in draws if draw is not None and draw < 0]:
         got = f"{len(negative)} others, such as {negative[0]}"

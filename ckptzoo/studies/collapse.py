@@ -17,8 +17,9 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.pairwise import PairwiseInformation
 from ckptzoo.schema.documents import Document
 from ckptzoo.studies.pair_correlation import LEVEL, PairCorrelation, correlate_pairs
+from ckptzoo.studies.shared.flags import flags
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import default_sets, evenly, flags, is_sample, predict_command
+from ckptzoo.studies.shared.selection import default_sets, evenly, is_sample, predict_command
 from ckptzoo.text import Progress, counted, printable
 
 MAX_MEMBERS = 1000
@@ -257,7 +258,7 @@ def _sets(zoo: Zoo, own: str | None, ood: str | None) -> tuple[str, str]:
     labelled, others = default_sets(zoo)
     got = ", ".join(f"{name} (a sample)" if is_sample(name) else name for name in zoo.predicted) or "none"
     # of other data than MNIST it is not known here which further sets the networks can see
-    mnist = zoo.metadata["dataset"].drop_null().unique().to_pylist() == ["mnist"]
+    mnist = zoo.column("dataset").drop_null().unique().to_pylist() == ["mnist"]
     step = f"{predict_command(zoo, 'fashion-mnist/test' if mnist else 'OTHER/test')}."
     own = own or labelled
     if own is None:

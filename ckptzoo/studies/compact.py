@@ -25,15 +25,10 @@ from ckptzoo.studies.chains import (
     convergence_of,
     transpositions_by_lag,
 )
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.networks import Weights, evaluator_of
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import (
-    evenly,
-    own_table,
-    parameter_names,
-    usable_members,
-    usable_rows,
-)
+from ckptzoo.studies.shared.selection import evenly, own_table, parameter_names, usable_members
 from ckptzoo.text import Progress, counted, counter, printable
 
 if TYPE_CHECKING:

@@ -22,8 +22,9 @@ from ckptzoo.measure.kernels import Rule
 from ckptzoo.measure.mmd import p_value
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document, JsonFields, digest_of
+from ckptzoo.studies.shared.flags import flags
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import blocks, flags, parameter_names, parameters_by_layer, table_of
+from ckptzoo.studies.shared.selection import blocks, parameter_names, parameters_by_layer, table_of
 from ckptzoo.text import Progress, counted, printable
 
 BLOCK_BYTES = 256 * 2**20
@@ -492,4 +493,4 @@ def _shared(x: Zoo, y: Zoo) -> int:
     # ids of members mean something within one zoo only
     if x.contents.identity != y.contents.identity:
         return 0
-    return len({*x.metadata["member"].to_pylist()} & {*y.metadata["member"].to_pylist()})
+    return len({*x.column("member").to_pylist()} & {*y.column("member").to_pylist()})

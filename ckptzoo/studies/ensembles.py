@@ -17,8 +17,9 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import disagreement
 from ckptzoo.schema.documents import Document, JsonFields, json_value
 from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Scores, SummedPredictions, log_softmax, scores
+from ckptzoo.studies.shared.flags import flags
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import default_sets, flags, labels_of, predict_command
+from ckptzoo.studies.shared.selection import default_sets, labels_of, predict_command
 from ckptzoo.text import Progress, counted, counter, printable
 
 SUBSETS = 50

@@ -17,6 +17,7 @@ from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, columns, facts, say
 from ckptzoo.errors import AbsentError, IntegrityError
 from ckptzoo.format.reader import Contents, zoo_folders
+from ckptzoo.format.table import array_of, filled_with
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.loader.collection import Collection, open_collection
 from ckptzoo.loader.extra import extra_names
@@ -24,13 +25,14 @@ from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.loader.zoo import open as open_zoo
+from ckptzoo.recording.units import hint, waiting_units
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.equivalence import checked_difference
 from ckptzoo.schema.layout import predictions_name
 from ckptzoo.schema.metadata import DIFFERENCES
+from ckptzoo.studies.shared.flags import flags, usable_rows
 from ckptzoo.studies.shared.result import Spread
-from ckptzoo.studies.shared.selection import flags, usable_rows
 from ckptzoo.symmetry.counts import GROUP_COLUMNS, GroupCounts, counts_by_group
 from ckptzoo.text import counted, printable, size
 
@@ -89,7 +91,8 @@ class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
     values of the columns in ``ORIGIN``, with the number of checkpoints that have each, and ``untold`` the number
     without one: the zoo's page says what holds for these where licence or contributor is lacking. ``groups`` are the
     symmetries of each group of channels. ``columns`` are those in which some checkpoint of the selection has a value,
-    and ``extra.<key>`` for what is within the column ``extra``.
+    and ``extra.<key>`` for what is within the column ``extra``. ``waiting`` counts checkpoints that were recorded into
+    the folder and not gathered yet.
     """
 
     name: str
@@ -114,6 +117,7 @@ class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
     draws: tuple[MethodDraws, ...] = ()
     columns: tuple[str, ...] = ()
     stated: int = 0
+    waiting: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -179,6 +183,8 @@ class Inventory(PrintedResult, JsonFields, derived=("nbytes",)):
             )
             rows.append(("test accuracy", f"{text} ({of}{f': {measured}' if self.stated else ''})"))
         rows += [(column, self._values(column)) for column in self.told]
+        if self.waiting:
+            rows.append(("waiting", hint(self.path, self.waiting)))
         left = len(self.columns) - _MAX_COLUMNS
         more = f" and {left:,} more, which --json lists" if left > 0 else ""
         rows.append(("columns", f"{', '.join(self.columns[:_MAX_COLUMNS])}{more}"))
@@ -253,14 +259,15 @@ def inventory(zoo: Zoo) -> Inventory:
     >>> found.checkpoints, found.parameters, round(found.test_accuracy.mean, 3)
     (3072, 392, 0.884)
     """
-    contents, arch, last = zoo.contents, zoo.arch, zoo.last_steps()
-    rows = _Rows()
+    contents, arch, rows = zoo.contents, zoo.arch, _Rows()
+    # first every column at once, which are kept where they are few
     for run in zoo.metadata_runs():
         rows.add(run)
+    last = zoo.last_steps()
     members, accuracies, usable_count, stated = len(last), np.empty(len(last)), 0, 0
     may_be_stated = contents.stated("test_accuracy")
     for run in last.metadata_runs(*(["id"] if may_be_stated else []), "test_accuracy", "diverged", "finite"):
-        accuracy = run["test_accuracy"].fill_null(float("nan")).to_numpy().astype(np.float64)
+        accuracy = filled_with(run["test_accuracy"], float("nan"))
         usable = usable_rows(run)
         count = int(usable.sum())
         accuracies[usable_count : usable_count + count] = accuracy[usable]
@@ -300,6 +307,7 @@ def inventory(zoo: Zoo) -> Inventory:
         draws=draws_by_method(pa.concat_tables(rows.draws)) if rows.draws else (),
         columns=tuple(rows.filled()),
         stated=stated,
+        waiting=waiting_units(Path(zoo.address)) if Path(zoo.address).is_dir() else 0,
     )
 
 
@@ -437,7 +445,8 @@ def _variant(contents: Contents, name: str, tree: Tree, gone: pa.ChunkedArray | 
     summary = VariantSummary(name, int(kept.sum()), len(tree.parts), _nbytes(tree))
     if name == layout.RAW:
         return summary
-    random, real = (contents.columns(tree, [column])[column].filter(kept).drop_null() for column in DIFFERENCES)
+    found, places = contents.columns(tree, ["certified", *DIFFERENCES]), array_of(np.flatnonzero(kept))
+    random, real = (found[column].take(places).drop_null() for column in DIFFERENCES)
     return replace(
         summary,
         certificate_random=_largest(random),
@@ -466,7 +475,7 @@ def _nbytes(tree: Tree) -> int:
 
 
 def _largest(column: pa.ChunkedArray) -> float | None:
-    measured = column.drop_null().to_numpy()
+    measured = filled_with(column, float("nan"))
     return float(measured.max()) if len(measured) else None
 
 

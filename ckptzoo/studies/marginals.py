@@ -16,8 +16,9 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document
 from ckptzoo.studies.equal_marginals import LEAST, LEVEL, RESOLVED, PairTests, compare_pairs, position_pairs
 from ckptzoo.studies.principal_components import LayerComponents, bytes_to_read, layer_components
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import parameter_names, parameters_by_layer, table_of, thinned, usable_rows
+from ckptzoo.studies.shared.selection import parameter_names, parameters_by_layer, table_of, thinned
 from ckptzoo.studies.shared.value_histograms import TensorHistogram, histograms
 from ckptzoo.symmetry.counts import orbits
 from ckptzoo.text import Progress, counted, counter, printable

@@ -15,8 +15,9 @@ from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import evenly, own_table, parameters_by_layer, thinned, usable_rows
+from ckptzoo.studies.shared.selection import evenly, own_table, parameters_by_layer, thinned
 from ckptzoo.symmetry import min_mass
 from ckptzoo.text import Progress, counted, printable
 

@@ -16,8 +16,9 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document
 from ckptzoo.studies.mean_shift import QUANTILES, RUNS, ModeCurve, PointSet, WeightSpace, mode_curve
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import StudyResult, counts_json, permutations_text
-from ckptzoo.studies.shared.selection import evenly, parameter_names, parameters_by_layer, table_of, usable_rows
+from ckptzoo.studies.shared.selection import evenly, parameter_names, parameters_by_layer, table_of
 from ckptzoo.symmetry.counts import Counts, count
 from ckptzoo.text import Progress, counted, printable
 

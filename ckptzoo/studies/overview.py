@@ -15,8 +15,9 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.studies.inventory import Inventory, inventory
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import BATCH_BYTES, evenly, usable_rows, weight_names
+from ckptzoo.studies.shared.selection import BATCH_BYTES, evenly, weight_names
 from ckptzoo.studies.shared.value_histograms import TensorHistogram, histograms
 from ckptzoo.text import Progress
 
@@ -184,7 +185,7 @@ def overview(zoo: Zoo, variant: str | None = None, *, seed: Seed = 0, progress: 
     variants = tuple(dict.fromkeys([layout.RAW, *derived]))
     tensors = weight_names(zoo.arch)
     shown = [tensors[index] for index in evenly(len(tensors), MAX_PANELS)]
-    accuracy = last.metadata["test_accuracy"].to_numpy().astype(np.float64)
+    accuracy = last.column("test_accuracy").to_numpy().astype(np.float64)
     return Overview(
         inventory=inventory(zoo),
         variants=variants,

@@ -18,8 +18,9 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.neuron_orders import Keys, NeuronOrder, keys_of, largest_weights, orders
 from ckptzoo.studies.order_movement import AS, ENOUGH, LESS, MORE, SIGMAS, UNKNOWN, MemberMovements, Movement
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, table_of, usable_rows
+from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, table_of
 from ckptzoo.symmetry import GAUGES
 from ckptzoo.symmetry.transpositions import random_transpositions
 from ckptzoo.text import Progress, counted, printable
@@ -57,8 +58,8 @@ def compared(steps: Sequence[int]) -> dict[str, list[Pair]]:
 
 def kept_steps(zoo: Zoo) -> KeptSteps:
     """The kept steps of a zoo; raises ``ZooError`` if no member has two, or one has two checkpoints of one step."""
-    names = zoo.metadata["member"].combine_chunks().dictionary_encode()
-    members, step_of_row = names.indices.to_numpy(), zoo.metadata["step"].to_numpy()
+    names = zoo.column("member").combine_chunks().dictionary_encode()
+    members, step_of_row = names.indices.to_numpy(), zoo.column("step").to_numpy()
     steps, columns = np.unique(step_of_row, return_inverse=True)
     count = len(names.dictionary)
     rows = np.full((count, len(steps)), -1, np.int64)
@@ -256,7 +257,7 @@ def permutations(
     ordered = orders(symmetry)
     if not ordered:
         raise ZooError(Problem(zoo.name, "symmetry table", "channels to order", "none", "Study another zoo."))
-    rows = usable_rows(zoo.metadata) & zoo.metadata["step"].is_valid().to_numpy()
+    rows = usable_rows(zoo.metadata) & zoo.column("step").is_valid().to_numpy()
     if not largest:
         rows &= zoo.variant_metadata(variant)["gauged"].to_numpy()
     usable = zoo.take(rows)

@@ -26,8 +26,9 @@ from ckptzoo.studies.discrepancy import Discrepancy, mmd
 from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softmax
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import Spread, StudyResult
-from ckptzoo.studies.shared.selection import labels_of, table_of, thinned, usable_rows
+from ckptzoo.studies.shared.selection import labels_of, table_of, thinned
 from ckptzoo.text import Progress, counted, counter, printable
 
 ENSEMBLE = "ensemble"
@@ -390,7 +391,7 @@ def posteriors(
     groups = _groups(samples)
     last = target.last_steps()
     start_members = {row["mode"] for group in groups for row in group.rows}
-    is_start = np.isin(np.array(last.metadata["member"].to_pylist(), dtype=object), list(start_members))
+    is_start = np.isin(np.array(last.column("member").to_pylist(), dtype=object), list(start_members))
     # draws stay near the member from which their mode started, which is no independent draw of the target then
     free = usable_rows(last.metadata) & ~is_start
     ensembles = _ensembles(np.flatnonzero(free), ensemble, replicates, seed, target)
@@ -417,7 +418,7 @@ def posteriors(
                 method=method,
                 label=method if group is None else group.label,
                 modes=kind,
-                mode_count=len(zoos[0]) if group is None else len({*zoos[0].metadata["mode"].to_pylist()}),
+                mode_count=len(zoos[0]) if group is None else len({*zoos[0].column("mode").to_pylist()}),
                 draws=len(zoos[0]),
                 figures=_spreads(values),
                 layers=_layer_distances([layers for _, layers in distances]),
@@ -614,7 +615,7 @@ def _spreads(values: Sequence[Mapping[str, float]]) -> Figures:
 
 
 def _published_for(target: Zoo) -> dict[tuple[str, str], dict[str, PublishedFigure]]:
-    datasets = target.metadata["dataset"].drop_null().unique().to_pylist()
+    datasets = target.column("dataset").drop_null().unique().to_pylist()
     return posterior_figures(datasets[0], published_architecture(target.arch.name)) if len(datasets) == 1 else {}
 
 

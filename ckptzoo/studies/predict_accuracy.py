@@ -23,8 +23,9 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import JsonFields
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
-from ckptzoo.studies.shared.selection import own_table, usable_rows
+from ckptzoo.studies.shared.selection import own_table
 from ckptzoo.text import Progress, counted, counter
 
 TARGET = "test_accuracy"

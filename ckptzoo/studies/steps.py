@@ -15,6 +15,7 @@ from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.networks import (
     ALIGNED,
     RAW,
@@ -25,7 +26,7 @@ from ckptzoo.studies.shared.networks import (
     read_networks,
 )
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
-from ckptzoo.studies.shared.selection import own_table, usable_rows
+from ckptzoo.studies.shared.selection import own_table
 from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
 from ckptzoo.text import Progress, counted, counter
 
@@ -147,7 +148,7 @@ def steps(
     followed = [rows for rows in rows_of.values() if len(rows) > 1]
     if not followed:
         step = "Write several values of step for one member, or build with --keep-steps 0,100,938."
-        got = "rows without a step" if zoo.metadata["step"].null_count == len(zoo) else "none"
+        got = "rows without a step" if zoo.column("step").null_count == len(zoo) else "none"
         raise ZooError(Problem(zoo.name, "members with two usable steps", "one or more", got, step))
     table, points, size = own_table(zoo), np.linspace(0, 1, POINTS), pairs_at_once(zoo.arch)
     pairs = [(step, row, rows[max(rows)]) for rows in followed for step, row in rows.items() if step < max(rows)]

@@ -17,8 +17,9 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.groups import Sym
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.density_peaks import FEW, SIGMAS, Density, density
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import StudyResult
-from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, usable_rows
+from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table
 from ckptzoo.symmetry import canonicalize
 from ckptzoo.symmetry.tables import last_layer
 from ckptzoo.text import Progress, counted
@@ -182,7 +183,7 @@ def toy(zoo: Zoo, *, norm: float = 3.0, loss: float = LOSS, progress: Progress |
     last = zoo.last_steps()
     usable = last.take(usable_rows(last.metadata))
     # to_numpy makes NaN of a null
-    losses = usable.metadata["train_loss"].cast(pa.float64()).to_numpy()
+    losses = usable.column("train_loss").cast(pa.float64()).to_numpy()
     high = losses > loss  # False for NaN: networks without a measured loss stay
     shown = usable.take(~high)
     if not len(shown):

@@ -19,6 +19,7 @@ from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema.documents import Document
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.networks import (
     ALIGNED,
     RAW,
@@ -29,7 +30,7 @@ from ckptzoo.studies.shared.networks import (
     read_networks,
 )
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
-from ckptzoo.studies.shared.selection import own_table, usable_rows
+from ckptzoo.studies.shared.selection import own_table
 from ckptzoo.symmetry import GroupElement
 from ckptzoo.symmetry.transpositions import most_transpositions, transpositions_in_total
 from ckptzoo.text import Progress, counted, counter

@@ -4,22 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 from ckptzoo.arguments import checked
 from ckptzoo.errors import require
+from ckptzoo.lazy_names import lazy_names
 from ckptzoo.schema.layout import GaugeName
-from ckptzoo.symmetry.action import apply
-from ckptzoo.symmetry.alignment.align import Aligned, align
-from ckptzoo.symmetry.alignment.barycentre import Barycentre, barycentre
-from ckptzoo.symmetry.alignment.pairs import pair_distances
 from ckptzoo.symmetry.common import common
 from ckptzoo.symmetry.counts import Counts, GroupCounts, count, counts_by_group, orbits
 from ckptzoo.symmetry.element import GroupElement
-from ckptzoo.symmetry.folds import fold
-from ckptzoo.symmetry.gauges import GAUGES, Canonical, Gauge, canonicalize, gauge_named, ordering_keys
-from ckptzoo.symmetry.identity.fingerprint import fingerprint, sketches
-from ckptzoo.symmetry.mass.minimum import MinMass, min_mass
 from ckptzoo.symmetry.matrices.tables import monomial
 from ckptzoo.symmetry.nested import unnested
-from ckptzoo.symmetry.report import Report
-from ckptzoo.symmetry.softmax import remove_softmax_shift
 from ckptzoo.symmetry.traced import Traced
 from ckptzoo.symmetry.transpositions import random_element, random_permutations, transpositions
 
@@ -62,6 +53,55 @@ __all__ = [
 
 if TYPE_CHECKING:
     import torch
+
+    from ckptzoo.symmetry.action import apply as apply
+    from ckptzoo.symmetry.alignment.align import Aligned as Aligned
+    from ckptzoo.symmetry.alignment.align import align as align
+    from ckptzoo.symmetry.alignment.barycentre import Barycentre as Barycentre
+    from ckptzoo.symmetry.alignment.barycentre import barycentre as barycentre
+    from ckptzoo.symmetry.alignment.pairs import pair_distances as pair_distances
+    from ckptzoo.symmetry.folds import fold as fold
+    from ckptzoo.symmetry.gauges import (
+        GAUGES as GAUGES,
+    )
+    from ckptzoo.symmetry.gauges import (
+        Canonical as Canonical,
+    )
+    from ckptzoo.symmetry.gauges import (
+        Gauge as Gauge,
+    )
+    from ckptzoo.symmetry.gauges import (
+        canonicalize as canonicalize,
+    )
+    from ckptzoo.symmetry.gauges import (
+        gauge_named as gauge_named,
+    )
+    from ckptzoo.symmetry.gauges import (
+        ordering_keys as ordering_keys,
+    )
+    from ckptzoo.symmetry.identity.fingerprint import fingerprint as fingerprint
+    from ckptzoo.symmetry.identity.fingerprint import sketches as sketches
+    from ckptzoo.symmetry.mass.minimum import MinMass as MinMass
+    from ckptzoo.symmetry.mass.minimum import min_mass as min_mass
+    from ckptzoo.symmetry.report import Report as Report
+    from ckptzoo.symmetry.softmax import remove_softmax_shift as remove_softmax_shift
+
+_MODULES = {
+    "action": ("apply",),
+    "alignment.align": ("Aligned", "align"),
+    "alignment.barycentre": ("Barycentre", "barycentre"),
+    "alignment.pairs": ("pair_distances",),
+    "folds": ("fold",),
+    "gauges": ("GAUGES", "Canonical", "Gauge", "canonicalize", "gauge_named", "ordering_keys"),
+    "identity.fingerprint": ("fingerprint", "sketches"),
+    "mass.minimum": ("MinMass", "min_mass"),
+    "report": ("Report",),
+    "softmax": ("remove_softmax_shift",),
+}
+"""Names by the module that has them, which is imported when one of them is first asked for: counts need none."""
+__getattr__, __dir__ = lazy_names(
+    __name__, {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
+)
 
 
 @checked

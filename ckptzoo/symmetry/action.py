@@ -1,7 +1,7 @@
 """A group element acting on stacked weights."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -127,6 +127,21 @@ def _mix(move: Move, element: GroupElement, mixed: list[MixedChannels], array: A
             act(move, near.perms, near.scales, source, work)
         multiply(work, mixed, near.matrices)
         target[some] = work if isinstance(work, np.ndarray) else array_namespace(work).astype(work, target.dtype)
+
+
+def fill(
+    targets: Mapping[str, np.ndarray],
+    arrays: Mapping[str, np.ndarray],
+    moves: Mapping[str, Move],
+    element: GroupElement,
+    threads: int,
+) -> None:
+    """Fill contiguous targets from stacked weights under an element of some groups, without matrices, unchecked."""
+    acting = _acting(element)
+    run(
+        [Stack(moves[name], *_on(moves[name], acting, array), array, targets[name]) for name, array in arrays.items()],
+        threads,
+    )
 
 
 def transform(

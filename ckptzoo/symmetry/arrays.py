@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -72,6 +73,7 @@ def _is_torch(value: Any) -> bool:
     return sys.modules.get("torch") is not None and is_torch_array(value)
 
 
+@lru_cache(maxsize=64)
 def dtype_name(dtype: Any) -> str:
     """Return ``float32`` for the float32 of any framework."""
     return getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
@@ -79,7 +81,12 @@ def dtype_name(dtype: Any) -> str:
 
 def is_float(array: Any) -> bool:
     """Whether the dtype is floating, ml_dtypes' and torch's included; those of a byte only move."""
-    return re.fullmatch("b?float[0-9]+", dtype_name(array.dtype)) is not None
+    return _is_float(array.dtype)
+
+
+@lru_cache(maxsize=64)
+def _is_float(dtype: Any) -> bool:
+    return re.fullmatch("b?float[0-9]+", dtype_name(dtype)) is not None
 
 
 @dataclass(frozen=True)

@@ -14,25 +14,26 @@ from ckptzoo.arguments import Count, checked
 from ckptzoo.errors import Problem, SymmetryError, UnknownNameError
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.action import apply, transform
-from ckptzoo.symmetry.arrays import Stacked, as_array, beside, stack_of, stored_copies, to_numpy
+from ckptzoo.symmetry.action import fill, transform
+from ckptzoo.symmetry.arrays import Facts, Stacked, as_array, beside, in_memory, stack_of, stored_copies, to_numpy
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.folds import commuting
 from ckptzoo.symmetry.mass.blocks import find_blocks
 from ckptzoo.symmetry.mass.formulations import PINNED, Formulation, least_mass_scales
 from ckptzoo.symmetry.mass.solver import balance
-from ckptzoo.symmetry.matrices.gauge import depend_on_others, open_signs, order_of_scaled, settled_matrices
+from ckptzoo.symmetry.matrices.gauge import depend_on_others, open_signs, settled_matrices
 from ckptzoo.symmetry.matrices.tables import among, lifted, monomial, residual
 from ckptzoo.symmetry.moments import Moments
+from ckptzoo.symmetry.moves import Move
 from ckptzoo.symmetry.ordering import first_weight_order, sum_keys
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales, solve
-from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, table_of, take_rows
+from ckptzoo.symmetry.tables import Arch, finite, fits, pieces, place_of, table_of
 from ckptzoo.symmetry.tie_breaking import complete_order
 from ckptzoo.text import brief_repr
 
 Scaling = Callable[[Moments], Scales]
-Order = Callable[[Moments, Scales, Report], dict[str, np.ndarray]]
+Order = Callable[[Moments, Moments, Scales, Report], dict[str, np.ndarray]]
 Matrices = Callable[
     [Mapping[str, np.ndarray], Symmetry, np.ndarray, Report], tuple[dict[str, np.ndarray], GroupElement]
 ]
@@ -58,7 +59,7 @@ class Gauge:
     scaling
         from sums of weights to scales; None where matrices come with all of them.
     order
-        from scales to permutations; None where channels stay in their order.
+        from weights, those that are scaled, and scales to permutations; None where channels stay in their order.
     matrices
         from weights to those with settled matrices, which come first; None where matrices stay.
     """
@@ -143,7 +144,6 @@ _WITH_MATRICES = replace(
     collapses=("scales", "matrices", "permutations"),
     rule="unit-norm, heads balanced, streams in the basis of their variance, then as without matrices",
     scaling=open_signs,
-    order=order_of_scaled,
     matrices=settled_matrices,
 )
 """``canonical`` for tables with matrices; other tables keep their version, and hence their bits."""
@@ -265,11 +265,11 @@ def canonicalize(
 
     Notes
     -----
-    Linear in the size of the weights, but for sorting each channel's incoming weights; float64 sums of one per pair
-    of channels beside the result. Ties cost a search per checkpoint: milliseconds where they are few, and at most some
-    seconds. The bound is on the work, which depends on the network's size alone; beyond it ``report.unresolved`` is
-    True. A checkpoint that is not finite comes back as it is, with the identity and ``report.gauged`` False, and does
-    not touch the others. Tested in tests/laws/test_symmetry.py.
+    Linear in the size of the weights; float64 sums of one per pair of channels beside the result, and a copy of the
+    checkpoints that each thread has at hand. Ties cost a search per checkpoint: milliseconds where they are few, and at
+    most some seconds. The bound is on the work, which depends on the network's size alone; beyond it
+    ``report.unresolved`` is True. A checkpoint that is not finite comes back as it is, with the identity and
+    ``report.gauged`` False, and does not touch the others. Tested in tests/laws/test_symmetry.py.
     """
     symmetry = table_of(arch)
     rule = gauge_of(gauge_named(gauge), symmetry)
@@ -289,13 +289,14 @@ def canonicalize(
         made = {name: beside(work[name], as_array(weights[name])) for name in arrays}
     else:
         table = among(symmetry)
-        rest = _settle_rest(arrays, table, rule, usable, report, threads)
-        with np.errstate(all="ignore"):
-            made = apply(rest, weights, table, threads=threads)
-            if (lost := usable & ~finite(made, K)).any():
-                usable &= ~lost
-                rest.put(lost, GroupElement.identity(table, int(lost.sum())))
-                made = apply(rest, weights, table, threads=threads)
+        given = {name: as_array(value) for name, value in weights.items()}
+        near = {name: value if in_memory(value) else arrays[name] for name, value in given.items()}
+        made = {name: Facts.of(array).stored().empty() for name, array in near.items()}
+        out = {name: to_numpy(array) for name, array in made.items()}
+        rest = _settle_rest(arrays, table, rule, usable, report, threads, out)
+        for name, array in arrays.items() if not usable.all() else ():
+            out[name][~usable] = array[~usable]
+        made = {name: beside(array, given[name]) for name, array in made.items()}
         element = lifted(rest, symmetry)
     report.refuse(~usable)
     return Canonical(made, element, report, rule)
@@ -308,28 +309,47 @@ def _settle_rest(
     usable: np.ndarray,
     report: Report,
     threads: int,
+    out: Mapping[str, np.ndarray] | None = None,
 ) -> GroupElement:
-    """Return scales and orders of a table without matrices; rows that get no scales are not ``usable``, in place."""
-    rest = GroupElement.identity(table, len(usable))
+    """Return scales and orders of a table without matrices; rows that get none are not ``usable``, in place.
+
+    ``out`` is where the results for the usable rows go. Without it the rule scales the weights in place.
+    """
+    rest, out = GroupElement.identity(table, len(usable)), out or {}
     rows = pieces(np.flatnonzero(usable), arrays, threads)
-    if rule.matrices is not None:  # side by side, as weights of their own are scaled in place
+    if not out:  # side by side, as weights of their own are scaled in place
         rows = [run for some in rows for run in np.split(some, np.flatnonzero(np.diff(some) > 1) + 1)]
+    moves = {name: Move.of(array.shape[1:], table.actions_on(name), table) for name, array in out.items()}
+    threads_each = max(1, threads // max(1, len(rows)))
 
     def solved(some: np.ndarray) -> None:
         assert rule.scaling is not None
-        found = report[some]
+        found, place = report[some], place_of(some)
+        weights, target = ({name: array[place] for name, array in given.items()} for given in (arrays, out))
         with np.errstate(all="ignore"):
-            moments = Moments(take_rows(arrays, some), table, cubes=rule.matrices is not None)
+            moments = Moments(weights, table, cubes=rule.matrices is not None)
             scaling = rule.scaling(moments)
             found.dead[:] += scaling.dead
             found.clamped[:] += scaling.clamped
             found.unresolved[:] |= scaling.unsolved
-            perms = rest[some].perms if rule.order is None else rule.order(moments, scaling, found)
+            kept = np.ones(len(some), bool)
+            for scale in scaling.scales.values():
+                kept &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
+            scales = {name: np.where(kept[:, None], scale, 1) for name, scale in scaling.scales.items()}
+            if target and any((scale != 1).any() for scale in scales.values()):
+                ordered = rule.order is not None
+                weights = {name: np.empty_like(array) for name, array in target.items()} if ordered else target
+                fill(weights, moments.arrays, moves, GroupElement({}, scales), threads_each)
+            scaled = moments.of(weights)
+            perms = rest[some].perms if rule.order is None else rule.order(moments, scaled, scaling, found)
+            for name in target if weights is not target else ():  # each tensor's copy is given up in turn
+                fill({name: target[name]}, {name: weights.pop(name)}, moves, GroupElement(perms, {}), threads_each)
+            kept &= finite(target, len(some))
         report.set(some, found)
-        scales = {name: np.take_along_axis(scale, perms[name], 1) for name, scale in scaling.scales.items()}
-        for scale in scales.values():
-            usable[some] &= (np.isfinite(scale) & (scale != 0)).all(axis=1)
-        kept = usable[some]
+        usable[some] &= kept
+        for name, array in target.items() if isinstance(place, np.ndarray) else ():
+            out[name][place] = array
+        scales = {name: np.take_along_axis(scale, perms[name], 1) for name, scale in scales.items()}
         rest.put(some[kept], GroupElement(perms, scales)[kept])
 
     with ThreadPoolExecutor(threads) as pool:

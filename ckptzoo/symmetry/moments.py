@@ -1,10 +1,14 @@
 """Sums of weights per channel whose bits do not depend on the order of channels.
 
 A tensor's moving axes are those that the table acts on. Sums over the other axes run in memory order, which no
-permutation changes; sums over moving axes run over sorted values.
+permutation changes; sums over moving axes run over sorted values. Where sums are rounded, values are sorted only where
+their order could change the result: the sum of M values in any order that numpy takes, and the sorted sum, are within
+``(26 + log2 M) 2^-53`` of the sum of their moduli from the exact sum, as it adds up at most 26 values one by one before
+it goes on in pairs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +25,8 @@ HELD = 2**27
 
 PerGroup = Mapping[str, np.ndarray]
 """Group id to (K, n)."""
+Rounding = Callable[[np.ndarray], np.ndarray]
+"""A function that does not fall, from numbers to rounded ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +65,12 @@ class Moments:
         """Give up all sums, as where the weights have changed."""
         self._sums.clear()
 
+    def of(self, arrays: Mapping[str, np.ndarray]) -> "Moments":
+        """Return the sums of as many other weights of the same table."""
+        made = copy(self)
+        made.arrays, made._sums = arrays, {}
+        return made
+
     def precision(self, action: AxisAction) -> float:
         """Return the machine epsilon of the dtype in which the action's tensor is stored."""
         return float(np.finfo(stored_dtype(self.arrays[action.tensor].dtype)).eps)
@@ -89,10 +101,24 @@ class Moments:
         gates = (gate.listed_groups for other in (action, *actions) for gate in other.acting[1:])
         return set[str]().union(*gates, *(other.listed_groups for other in actions))
 
-    def norms(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
-        """Return Euclidean norms of the channels' slices, the other axes scaled, silent channels left out."""
+    def norms(
+        self,
+        action: AxisAction,
+        group: str,
+        scales: PerGroup,
+        silent: PerGroup,
+        rounded: Rounding | None = None,
+    ) -> Sizes:
+        """Return Euclidean norms of the channels' slices, the other axes scaled, silent channels left out.
+
+        What ``rounded`` makes of them is the same for any order of the channels, as they are themselves without it.
+        """
         squares, exponent = self._slices(2, action, group, scales, silent)
-        return _sizes(_sorted_sum(squares), exponent, self.precision(action))
+        precision = self.precision(action)
+        if rounded is None:
+            return _sizes(_sorted_sum(squares), exponent, precision)
+        sums = _sum_for(squares, lambda sums: rounded(_sizes(sums, exponent, precision).values))
+        return _sizes(sums, exponent, precision)
 
     def unordered_norms(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup) -> Sizes:
         """Return ``norms`` without sorting: the bits depend on the order of values, but not which norms are 0."""
@@ -127,13 +153,22 @@ class Moments:
         worse = np.divide(mean_square, variance, out=np.ones_like(variance), where=variance > 0)
         return _sizes(variance, exponent, self.precision(action) * worse)
 
-    def sums(self, action: AxisAction, group: str, scales: PerGroup, silent: PerGroup | None = None) -> np.ndarray:
+    def sums(
+        self,
+        action: AxisAction,
+        group: str,
+        scales: PerGroup,
+        silent: PerGroup | None = None,
+        rounded: Rounding | None = None,
+    ) -> np.ndarray:
         """Return sums (K, n) of the channels' slices, the other axes scaled, silent channels left out.
 
-        Those of a gain take the signs of what it normalises.
+        Those of a gain take the signs of what it normalises. ``rounded`` is that of ``norms``.
         """
         slices, exponent = self._slices(1, action, group, scales, silent or {})
-        return np.ldexp(_sorted_sum(slices), exponent[:, None])
+        if rounded is None:
+            return np.ldexp(_sorted_sum(slices), exponent[:, None])
+        return np.ldexp(_sum_for(slices, lambda sums: rounded(np.ldexp(sums, exponent[:, None]))), exponent[:, None])
 
     def entries(self, action: AxisAction, group: str) -> np.ndarray:
         """Return the channels' own entries (K, n, M) in float64, of a vector or any other tensor."""
@@ -179,7 +214,7 @@ class Moments:
                 for start in range(0, flat.shape[1], rows):
                     place = some, slice(start, start + rows)
                     values = np.moveaxis(flat[place], 2, 0)
-                    piece = self._buffer(values.shape)
+                    piece = found[place][None] if still == 1 else self._buffer(values.shape)
                     np.copyto(piece, values)
                     if exponent.any():
                         np.ldexp(piece, -exponent[some, None], out=piece)
@@ -187,7 +222,10 @@ class Moments:
                         np.square(piece, out=piece)
                     elif self.cubes:
                         np.multiply(piece, piece * piece, out=piece)
-                    np.add.reduce(piece, axis=0, out=found[place])
+                    if still != 1:
+                        np.add.reduce(piece, axis=0, out=found[place])
+                    elif power == 1:
+                        np.add(piece, 0, out=piece)  # a sum of -0.0 alone is 0.0
             made = found.reshape(shape), 3 * exponent if power == 1 and self.cubes else exponent
             while self._sums and sum(sums.nbytes for sums, _ in self._sums.values()) + found.nbytes > HELD:
                 del self._sums[next(iter(self._sums))]
@@ -273,6 +311,22 @@ def _listed(array: np.ndarray, action: AxisAction, group: str, symmetry: Symmetr
 def _sorted_sum(slices: np.ndarray) -> np.ndarray:
     """Return sums along the last axis whose bits do not depend on the order of the values."""
     return np.sort(slices, axis=2).sum(axis=2) if slices.shape[2] > 1 else slices[:, :, 0]
+
+
+def _sum_for(slices: np.ndarray, rounded: Rounding) -> np.ndarray:
+    """Return sums along the last axis of which ``rounded`` makes what it makes of the sorted ones."""
+    if (count := slices.shape[2]) < 2:
+        return _sorted_sum(slices)
+    slices = np.ascontiguousarray(slices)
+    sums = slices.sum(axis=2)
+    with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is sorted
+        # moduli add up to the root of count times the norm at most; squares of what is below 2 ** -500 vanish
+        moduli = np.sqrt(count * np.einsum("knm,knm->kn", slices, slices)) + count * 2.0**-500
+        off = moduli * ((26 + np.log2(count)) * 2.0**-52)
+        least, most = rounded(sums - off), rounded(sums + off)
+    open_sums = (least != most) | (np.signbit(least) != np.signbit(most))  # -0.0 is 0.0, but not in files
+    sums[open_sums] = np.sort(slices[open_sums], axis=1).sum(axis=1)
+    return sums
 
 
 def _sizes(squares: np.ndarray, exponent: np.ndarray, rounding: np.ndarray | float) -> Sizes:

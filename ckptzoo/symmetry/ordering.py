@@ -45,9 +45,13 @@ def sum_keys(moments: Moments) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     for group in leaders(moments.symmetry):
         writers = moments.writers(group.id)
-        keys = moments.sums(writers[0], group.id, {}) if writers else np.zeros((moments.K, group.n))
-        found[group.id] = np.round(keys * KEYS) / KEYS
+        keys = moments.sums(writers[0], group.id, {}, rounded=_rounded) if writers else np.zeros((moments.K, group.n))
+        found[group.id] = _rounded(keys)
     return found
+
+
+def _rounded(keys: np.ndarray) -> np.ndarray:
+    return np.round(keys * KEYS) / KEYS
 
 
 def shape_of(group: Group) -> Wreath:
@@ -85,8 +89,10 @@ class Order:
             self.perms[other.id] = perm
 
 
-def first_weight_order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
+def first_weight_order(moments: Moments, scaled: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
     """Return permutations (K, n) by group, ascending in the first weight; ties and margins are counted into the report.
+
+    First weights are scaled without rounding, so that those of ``scaled`` do not enter.
 
     Raises ``SymmetryError`` where no tensor writes a group, or a group permutes positions inside the channels of
     another, whose first weight it moves.

@@ -45,6 +45,7 @@ the difference, the result is 0.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Any
 
@@ -92,10 +93,11 @@ def solve(moments: Moments, *, spread: bool = False, settled: PerGroup | None = 
     K, groups = moments.K, moments.symmetry.groups
     scaling = {group.id for group in groups if group.scaled}
     found = Scales({}, np.zeros(K, np.int64), np.zeros(K, np.int64), np.zeros(K, bool), np.zeros(K, bool))
+    norms = partial(moments.norms, rounded=_rounded)
     silent: dict[str, np.ndarray] = {}
     for group in groups:
         usable = _determined(moments.writers(group.id), group, moments, scaling - found.scales.keys())
-        measures = (moments.deviations, moments.norms) if spread else (moments.norms,)
+        measures = (moments.deviations, norms) if spread else (norms,)
         if not group.resizes:  # it matters only which sizes are 0
             measures = (moments.unordered_norms,)
         size, rounding = _first_sizes(measures, usable, group, found.scales, silent)
@@ -283,11 +285,15 @@ def _first_sizes(
 
 def _inverse(size: np.ndarray, rounding: np.ndarray | float) -> np.ndarray:
     """Return 1 over sizes of 40 significant bits, so that sizes that are equal but for rounding scale alike."""
-    mantissa, exponent = np.frexp(size)
-    size = np.ldexp(np.round(mantissa * 2.0**40) / 2.0**40, exponent)
+    size = _rounded(size)
     # sizes that rounding alone moves from 1 count as 1, so that a second application changes nothing
     off = np.abs(size - 1) > np.maximum(8 * rounding, 2.0**-40)
     return np.divide(1, size, out=np.ones_like(size), where=(size != 0) & off)
+
+
+def _rounded(size: np.ndarray) -> np.ndarray:
+    mantissa, exponent = np.frexp(size)
+    return np.ldexp(np.round(mantissa * 2.0**40) / 2.0**40, exponent)
 
 
 def _clamped(scale: np.ndarray, size: np.ndarray, group: Group, moments: Moments, found: Scales) -> np.ndarray:
@@ -351,7 +357,7 @@ def _settle(
     silent: dict[str, np.ndarray],
 ) -> np.ndarray:
     """Scale some channels (K, n) to unit size in the first of these tensors, and return those that are zero in all."""
-    size, rounding = _first_sizes((moments.norms,), actions, group, found.scales, silent)
+    size, rounding = _first_sizes((partial(moments.norms, rounded=_rounded),), actions, group, found.scales, silent)
     scale = np.ones((moments.K, group.n))
     if group.resizes:
         scale = _inverse(size, rounding)

@@ -103,7 +103,12 @@ def pieces(rows: np.ndarray, arrays: Mapping[str, np.ndarray], threads: int, sma
     return np.array_split(rows, min(count, len(rows)))
 
 
+def place_of(rows: np.ndarray) -> slice | np.ndarray:
+    """Return a slice of rows that stand side by side, which gives views, else the rows."""
+    return slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else rows
+
+
 def take_rows(arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> dict[str, np.ndarray]:
     """Return some of the checkpoints, without a copy where they stand side by side."""
-    place = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] == len(rows) - 1 else rows
+    place = place_of(rows)
     return {name: array[place] for name, array in arrays.items()}

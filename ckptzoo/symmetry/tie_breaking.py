@@ -28,9 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ckptzoo.symmetry.action import apply
 from ckptzoo.symmetry.colour_refinement import ChannelGraph, Colours, EdgeSums, dense, mix, split
-from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.kinds.registry import permutations_of
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import KEYS, Order, leaders, sum_keys
@@ -49,20 +47,15 @@ ROUGH = 2.0**16
 """Weights are first compared as multiples of the inverse of this number."""
 
 
-def complete_order(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
-    """Return permutations (K, n) by group: channels of the raw weights ascending in their keys, ties broken.
+def complete_order(raw: Moments, scaled: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
+    """Return permutations (K, n) by group: channels of scaled weights ascending in their keys, ties broken.
 
-    ``found`` are their scales. Ties and margins are counted into ``report``, and checkpoints whose ties are left are
+    ``found`` are the scales. Ties and margins are counted into ``report``, and checkpoints whose ties are left are
     marked unresolved, in place.
     """
-    symmetry = moments.symmetry
-    usable = {name: np.where(np.isfinite(scale) & (scale != 0), scale, 1) for name, scale in found.scales.items()}
-    scaled = moments
-    if any((scale != 1).any() for scale in usable.values()):
-        scaling = GroupElement(GroupElement.identity(symmetry, moments.K).perms, usable)
-        scaled = Moments(apply(scaling, moments.arrays, symmetry, threads=1), symmetry, cubes=moments.cubes)
+    symmetry = raw.symmetry
     keys = sum_keys(scaled)
-    order = Order(symmetry, moments.K, report)
+    order = Order(symmetry, raw.K, report)
     for group in leaders(symmetry):
         order.decide(group, keys[group.id])
     for row in np.flatnonzero(report.ties).tolist():

@@ -21,11 +21,11 @@ from builders import ray_work
 from builders.__main__ import run
 from builders.build import build
 from builders.checkpointing import WORK_FOLDER
-from builders.claims import Claims
 from builders.recipe import Recipe
 from builders.shared import merge, plan
 from builders.status import BuildStatus, status
 from ckptzoo.errors import MissingExtraError, ZooError
+from ckptzoo.recording.claims import Claims
 from tests.builders.test_shared import assert_same
 from tests.support.builds import QUIET
 from tests.support.effort import ALL

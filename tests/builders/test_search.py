@@ -138,12 +138,12 @@ def test_optunet_itself_stays_the_recipe() -> None:
 
 def test_the_same_seed_finds_the_same_and_another_one_other_networks(found: SearchedNetworks, tmp_path: Path) -> None:
     """At once, or when a search of fewer trials, which is done, is carried on: in full to the end."""
-    few = quick(tmp_path / "again", trials=4)
+    few = quick(tmp_path / "again", trials=3)
     journal = (few.folder / JOURNAL).read_bytes()
-    assert quick(few.folder, trials=4) == few and (few.folder / JOURNAL).read_bytes() == journal, "it is done"
-    more = quick(few.folder, trials=5)
+    assert quick(few.folder, trials=3) == few and (few.folder / JOURNAL).read_bytes() == journal, "it is done"
+    more = quick(few.folder, trials=4)
     assert more.networks == found.networks[: len(more.networks)] and more.networks[: len(few.networks)] == few.networks
-    other = quick(tmp_path / "other", seed=1, trials=3)
+    other = quick(tmp_path / "other", seed=1, trials=2)
     assert {network.architecture for network in other.networks} & {
         network.architecture for network in found.networks
     } == {"optunet"}

@@ -234,7 +234,7 @@ def test_parts_have_a_limit(tmp_path: Path, whole: ckptzoo.Zoo, monkeypatch: pyt
     planned(path)
     work(path, console=QUIET)
     monkeypatch.setattr(
-        builders.shared, "MAX_PART_BYTES", 4 * 2 * TOY.arch.nbytes
+        ckptzoo.recording.merging, "MAX_PART_BYTES", 4 * 2 * TOY.arch.nbytes
     )  # two units of two members, two steps
     assert len(merge(path).parts) == 3
     assert_same(path, whole)
@@ -361,28 +361,47 @@ def test_the_status_is_shown_until_all_is_done(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the client library itself
 @pytest.mark.usefixtures("isolated_clients")
 def test_a_merge_publishes_part_by_part(tmp_path: Path, whole: ckptzoo.Zoo) -> None:
-    """A program of its own: huggingface_hub reads its environment once, when it is imported."""
+    """A program of its own, which merges whenever it is given a token: huggingface_hub reads its address once."""
     path = tmp_path / "zoo"
     planned(path)
     work(path, share=(0, 3), console=QUIET)
-    code = "import builders.shared; builders.shared.MAX_PART_BYTES = 1\n" + COMMAND
+    code = """
+import os, sys
+import ckptzoo.recording.merging as merging
+from builders.__main__ import run
+merging.MAX_PART_BYTES = 1
+for token in sys.stdin:
+    os.environ["HF_TOKEN"] = token.strip()
+    print("ended with", run(sys.argv[1:]), flush=True)
+"""
     arguments = ["merge", "toy", "--epochs", "2", "--to", str(path), "--push", "lab/toy"]
-    with hosted(tmp_path / "hub") as hub:
-        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_wrong"}
+    with (
+        hosted(tmp_path / "hub") as hub,
+        subprocess.Popen(
+            [sys.executable, "-c", code, *arguments], env={**os.environ, "HF_ENDPOINT": hub.url},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, bufsize=1,
+        ) as program,
+    ):  # fmt: skip
 
-        def merged() -> "subprocess.CompletedProcess[str]":
-            return subprocess.run(
-                [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
-            )
+        def merged(token: str) -> tuple[bool, str]:
+            assert program.stdin is not None and program.stdout is not None
+            program.stdin.write(f"{token}\n")
+            printed = ""
+            while line := program.stdout.readline():
+                if line.startswith("ended with "):
+                    return line == "ended with 0\n", printed
+                printed += line
+            raise AssertionError(printed)
 
-        refused = merged()
-        assert refused.returncode != 0 and "HF_TOKEN" in refused.stderr, refused.stderr
+        ended, printed = merged("hf_wrong")
+        assert not ended and "HF_TOKEN" in printed, printed
         assert len(ckptzoo.open(path)) == 4  # the first part stays
-        environment["HF_TOKEN"] = hub.tokens["write"]
-        assert "4 checkpoints of 1 unit" in merged().stdout
+        ended, printed = merged(hub.tokens["write"])
+        assert ended and "4 checkpoints of 1 unit" in printed, printed
         assert len(ckptzoo.open("lab/toy", endpoint=hub.url)) == 8
         work(path, console=QUIET)
-        assert "16 checkpoints of 4 units" in merged().stdout
+        ended, printed = merged(hub.tokens["write"])
+        assert ended and "16 checkpoints of 4 units" in printed, printed
         assert sorted(ckptzoo.open("lab/toy", endpoint=hub.url).ids) == sorted(whole.ids)
         assert not (path / WORK_FOLDER).exists()
 

@@ -123,7 +123,7 @@ LINES = {
     "info": "few", "show": "few -o out", "page": "few -o p.html", "verify": "few", "compare": "few m00000 m00001",
     "export": "few m00000 -o e.safetensors", "derive": "few", "align": "few --to best", "dedupe": "few",
     "predict": "few noise/test --inputs own.npz", "mmd": "few few -o out", "collection": ".", "search": "",
-    "catalogue": "", "import": "net.safetensors --to new --license MIT --arch optunet", "pull": "few -o out", "push": "few org/zoo",
+    "audit": "few", "catalogue": "", "import": "net.safetensors --to new --license MIT --arch optunet", "pull": "few -o out", "push": "few org/zoo",
     "card": "few", "contribute": "net.safetensors --to org/zoo --card card.toml --dry-run", "review": "org/zoo 1",
     "compact": "few", "retract": "few m00000 --reason x", "doctor": "", "study symmetries": "few",
     "study permutations": "few", "study mass": "few", "study marginals": "few", "study modes": "few",

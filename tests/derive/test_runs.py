@@ -50,6 +50,7 @@ def test_batches_change_no_byte_and_progress_counts_every_checkpoint(
     two = Path(shutil.copytree(one, tmp_path / "two"))
     derive(one, certify="none")
     monkeypatch.setattr(variants, "BATCH_BYTES", rows * ARCH.nbytes)
+    monkeypatch.setattr(variants, "_AT_ONCE_BYTES", rows * rows * ARCH.nbytes)
     seen: list[tuple[int, int]] = []
     derive(two, certify="none", progress=lambda done, total: seen.append((done, total)))
     steps = [*range(rows, 5, rows), 5, *range(5 + rows, 8, rows), 8]

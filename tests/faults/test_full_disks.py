@@ -173,3 +173,33 @@ def test_a_disk_that_fills_while_draws_are_built(tmp_path: Path, room: int) -> N
         for name in whole.arch.names:
             assert np.array_equal(carried_on[name][:], whole[name][:])
     COUNTS.disks["while draws are built"] += 1
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_disk_that_fills_while_a_zoo_is_compacted(tmp_path: Path, behind: bool) -> None:
+    """A new snapshot and listing, and those of a zoo that has grown since."""
+    zoo = zoo_of(tmp_path / "zoo", (40, 24, 8))
+    if behind:
+        ckptzoo.compact(zoo)
+        with ckptzoo.append(zoo) as writer:
+            writer.add(ckptzoo.open(zoo)[0], {"id": "last"})
+    rows = ckptzoo.open(zoo).metadata
+    used = sum(-(-path.stat().st_size // 4096) * 4096 for path in zoo.rglob("*") if path.is_file())
+    for room in range(0, 60_000, 8192 if ALL else 16384):
+        with disk(tmp_path / f"disk-{room}", used + room) as place:
+            copy = Path(shutil.copytree(zoo, place.path / "zoo"))
+            before = files_of(copy)
+            try:
+                ckptzoo.compact(copy)
+                filled = False
+            except OSError as error:
+                filled = True
+                assert "No space left on device. Make room there" in str(error) and str(copy) in str(error)
+                assert before.items() <= files_of(copy).items()
+            COUNTS.disks["while a zoo is compacted"] += filled
+            assert not list(copy.rglob(".*")) and ckptzoo.verify(copy) == []
+            assert ckptzoo.open(copy).metadata.equals(rows)
+            place.resize(8_000_000)
+            ckptzoo.compact(copy)
+            assert ckptzoo.verify(copy) == [] and len(list((copy / "snapshots").iterdir())) == 1
+    assert not filled, "with the most room"

@@ -5,7 +5,9 @@ import itertools
 import os
 import tracemalloc
 import warnings
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +16,12 @@ import pytest
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, UnknownNameError, ZooError
-from ckptzoo.format import limits, table
+from ckptzoo.format import limits, singles, table
 from ckptzoo.format import part as part_module
 from ckptzoo.format import writer as writer_module
 from ckptzoo.schema import layout
 from tests.conftest import MIXED, rows_of, weights_of
+from tests.support.effort import examples
 
 
 def test_a_known_name_brings_its_symmetries(tmp_path: Path) -> None:
@@ -244,6 +247,68 @@ def test_a_part_does_not_depend_on_how_many_rows_came_at_a_time(
     with ckptzoo.create(tmp_path / "whole", arch=MIXED) as writer:
         writer.add(weights, rows)
     assert {path.name for path in tmp_path.glob("*/parts/*")} == {path.name for path in tmp_path.glob("whole/parts/*")}
+
+
+def random_row(rng: np.random.Generator, at: int) -> dict[str, Any]:
+    """A row of some columns, of values that tables have as they are and of others that stand for them."""
+    number, zone = float(rng.random()), timezone(timedelta(hours=2))
+    choices: dict[str, list[Any]] = {
+        "seed": [at, np.int64(at), None, -(2**63)],
+        "test_accuracy": [number, np.float32(number), float("nan"), 1, None],
+        "test_loss": [number, 2**40, np.array(number)],
+        "recipe": ["sgd", "\u00e9t\u00e9", None],
+        "member": [f"net-{at}", None],
+        "created": [datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 2), datetime(2026, 1, 2, tzinfo=zone)],
+        "extra": [{"lr": np.float64(number)}, '{"a": 1}', None],
+        "finite": [False, "of the user"],
+    }
+    names = rng.permutation(list(choices))[: rng.integers(len(choices) + 1)].tolist()
+    return {"id": f"m{at:05d}"} | {name: choices[name][rng.integers(len(choices[name]))] for name in names}
+
+
+WRONG: tuple[dict[Any, Any], ...] = (
+    {"seed": "x"}, {"seed": 2**63}, {"seed": 0.5}, {"test_loss": 2**60}, {"id": 3}, {"id": "a b"}, {"id": "m00000"}, {"unknown": 1},
+    {"test_accuracy": 1.5}, {"extra": {"x": set()}}, {"extra": "[]"}, {"draw": 1}, {"recipe": "\ud800"}, {3: 4},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(examples(40, 4)))
+def test_checkpoints_that_come_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Bytes are those of one call with all of them; what is wrong is said at once, and nothing of it is added."""
+    rng, count = np.random.default_rng(seed), 30
+    monkeypatch.setattr(singles, "_WAITING_ROWS", int(rng.choice([0, 1, 4, 2**11])))
+    weights, rows = weights_of(MIXED, count, seed), [random_row(rng, at) for at in range(count)]
+    weights["norm.running_var"][rng.random(count) < 0.2] = np.nan
+    with ckptzoo.create(tmp_path / "whole", arch=MIXED) as writer:
+        writer.add(weights, rows)
+    writer, other, at = ckptzoo.create(tmp_path / "single", arch=MIXED), ckptzoo.append(tmp_path / "whole"), 0
+    with writer:
+        while at < count:
+            size = int(rng.choice([1, 1, 1, 3]))
+            own = {name: array[at : at + size].copy() for name, array in weights.items()}
+            single = {name: array[0] for name, array in own.items()}
+            if at and rng.random() < 0.3:
+                wrong = {"id": "new"} | WRONG[rng.integers(len(WRONG))]
+                bad = single if rng.random() < 0.8 else single | {"flag": single["flag"][:0]}
+                with pytest.raises(ZooError) as caught:
+                    writer.add(bad, wrong)
+                with pytest.raises(ZooError) as expected:
+                    other.add({name: array[np.newaxis] for name, array in bad.items()}, [wrong])
+                if bad is single and wrong["id"] != "m00000":
+                    assert str(caught.value).removeprefix("single") == str(expected.value).removeprefix("whole")
+            if size == 1:
+                if rng.random() < 0.2:
+                    single["tied.weight"] = single["brain.weight"]
+                writer.add(single, rows[at])
+                for array in own.values():
+                    array[...] = 0  # the caller may use its arrays again
+            else:
+                writer.add(own, rows[at : at + size])
+            at += size
+    parts = [sorted(tmp_path.glob(f"{name}/parts/*/*")) for name in ("whole", "single")]
+    assert [path.name for path in parts[0]] == [path.name for path in parts[1]]
+    assert all(one.read_bytes() == two.read_bytes() for one, two in zip(*parts, strict=True))
+    assert ckptzoo.verify(tmp_path / "single") == []
 
 
 def test_a_snapshot_that_cannot_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,6 +88,13 @@ def test_adjacent_rows_are_asked_for(zoo: Path, key: tuple[object, ...], expecte
     np.testing.assert_array_equal(weights, whole[key])
 
 
+def test_a_checkpoint_is_asked_for(zoo: Path) -> None:
+    """Also where the page that it shares with a neighbour is in memory."""
+    opened = ckptzoo.open(zoo)
+    assert list(opened[6]) == ["weight"] and becomes_resident(zoo, [6])
+    assert list(opened[7]) == ["weight"] and becomes_resident(zoo, [6, 7])
+
+
 def test_runs_are_asked_for_as_they_come(zoo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     views = ckptzoo.open(zoo).take(range(1, ROWS))["weight"].views()
     assert len(next(views)) == 4 and becomes_resident(zoo, [1, 2, 3, 4])

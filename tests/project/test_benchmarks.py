@@ -1,6 +1,7 @@
 """The benchmark of section 'Measured' runs through, its readers agree, and its JSON has every row; no time is judged."""
 
 import json
+import shutil
 import subprocess
 import sys
 from itertools import product
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.checkouts import compare
+from benchmarks.layers import PEERS
 from benchmarks.layers_measure import consume, measure, operations
 from benchmarks.layers_pages import evict, files_of, resident
 from benchmarks.layers_weights import Weights, resnet18
@@ -39,7 +41,26 @@ def test_a_tiny_run_has_every_row_and_cleans_up(tmp_path: Path) -> None:
     assert [(item["checkpoints"], item["parts"]) for item in found["opening"]] == [(12, 1), (12, 3)]
     assert [(item["members"], item["shuffle"]) for item in found["streams"]] == list(product((1, 3), (False, True)))
     assert len(found["targets"]) == 10 + 2 + 1 + 4
+    assert {figure["table"] for figure in found["figures"]} == {"reads", "ratios", "opening", "import", "streams"}
     assert found["machine"]["packages"]["numpy"] == np.__version__
+    assert not any((tmp_path / "scratch").iterdir())
+
+
+@pytest.mark.exhaustive
+def test_a_tiny_run_over_references_costs_a_request_a_file(tmp_path: Path) -> None:
+    if shutil.which("nginx") is None and shutil.which("nginx", path="/usr/sbin") is None:
+        pytest.skip("needs nginx")
+    figures = tmp_path / "out" / "references.json"
+    command = [sys.executable, "-m", "benchmarks.references_remote", "--files", "40", "--repeats", "1", "--rtt", "2"]
+    command += ["--folder", str(tmp_path / "scratch"), "--json", str(figures)]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    runs = json.loads(figures.read_text())["runs"]
+    assert {way: run["requests"] for way, (run,) in runs.items()} == {
+        "headers": 40, "one layer": 40, "plain transfer": 1
+    }  # fmt: skip
+    (layer,) = runs["one layer"]
+    assert layer["wanted"] <= layer["received"] <= 1.01 * layer["wanted"]
     assert not any((tmp_path / "scratch").iterdir())
 
 
@@ -52,6 +73,11 @@ def test_the_declared_network_is_resnet18() -> None:
     assert sizes == [256, 147_456, 9_437_184]
 
 
+def test_readers_share_no_files() -> None:
+    stores = [peer.store for peer in PEERS]
+    assert len(set(stores)) == len(stores)
+
+
 @pytest.mark.exhaustive
 def test_readers_that_differ_are_refused(tmp_path: Path) -> None:
     class Wrong(ZooPeer):
@@ -59,8 +85,9 @@ def test_readers_that_differ_are_refused(tmp_path: Path) -> None:
             return (np.roll(view, 1) + 1 for view in ZooPeer.layer(self, handle, name))
 
     weights = Weights(resnet18(width=1), 2, seed=0)
-    (tmp_path / "zoo").mkdir()
-    assert sum(ZooPeer().write(tmp_path / "zoo", weights)) == weights.nbytes
+    for peer in (ZooPeer(), BarePeer()):
+        (tmp_path / peer.store).mkdir()
+        assert sum(peer.write(tmp_path / peer.store, weights)) == weights.nbytes
     layer = operations(weights.arch, weights.members)[0]
     samples = list(measure(layer, [ZooPeer(), BarePeer()], tmp_path, repeats=2))
     assert {key: len(seconds) for key, seconds in samples[-1].seconds.items()} == {
@@ -90,9 +117,11 @@ def test_resident_pages_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
-def test_two_checkouts_take_turns() -> None:
-    tasks = ["canonicalize 500 linear 12-8-12"]
-    (timed,) = compare(ROOT / "benchmarks/matrices.py", tasks, ROOT, repeats=2)
+def test_two_checkouts_take_turns(tmp_path: Path) -> None:
+    tasks, other = ["canonicalize 500 linear 12-8-12"], tmp_path / "before"
+    other.mkdir()
+    (other / "ckptzoo").symlink_to(ROOT / "ckptzoo")  # one whose benchmarks do not have what ours have
+    (timed,) = compare(ROOT / "benchmarks/matrices.py", tasks, other, repeats=2)
     assert [len(values) for values in (*timed.wall, *timed.processor)] == [2, 2, 2, 2]
     assert min(timed.ratios) > 0
     with pytest.raises(RuntimeError, match="unknown task"):

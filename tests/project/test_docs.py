@@ -84,28 +84,6 @@ def test_every_public_name_is_on_one_page_of_the_api(site: Path) -> None:
     assert "math:" not in built and built.count("<math") >= 20  # formulas are drawn
 
 
-@pytest.fixture(scope="module")
-def package() -> griffe.Module:
-    """The package as the documentation reads its sources."""
-    found = griffe.load(
-        "ckptzoo", search_paths=[ROOT], allow_inspection=False, docstring_parser="numpy", resolve_aliases=True,
-        extensions=griffe.load_extensions("dataclasses", str(DOCS / "docstrings.py")),
-    )  # fmt: skip
-    assert isinstance(found, griffe.Module)
-    return found
-
-
-def test_parameters_that_share_an_entry_have_types_of_their_own(package: griffe.Module) -> None:
-    shared = wrong = 0
-    for function in functions(package):
-        own = {item.name: item for item in function.parameters}
-        for section in function.docstring.parsed if function.docstring else ():
-            if section.kind is griffe.DocstringSectionKind.parameters:
-                shared += len(section.value)
-                wrong += sum(str(item.annotation) != str(own[item.name].annotation) for item in section.value)
-    assert shared > 700 and wrong == 0
-
-
 def functions(found: griffe.Object) -> Iterator[griffe.Function]:
     """Every function and method that is defined in a module."""
     if isinstance(found, griffe.Function):
@@ -122,7 +100,22 @@ def test_every_package_says_what_is_public() -> None:
         assert all(hasattr(module, name) for name in module.__all__)
 
 
-def test_every_parameter_on_the_pages_of_the_api_is_described(package: griffe.Module) -> None:
+def test_every_parameter_on_the_pages_of_the_api_is_described_with_a_type_of_its_own() -> None:
+    """By the sources as the documentation reads them; one test, because that takes seconds."""
+    package = griffe.load(
+        "ckptzoo", search_paths=[ROOT], allow_inspection=False, docstring_parser="numpy", resolve_aliases=True,
+        extensions=griffe.load_extensions("dataclasses", str(DOCS / "docstrings.py")),
+    )  # fmt: skip
+    assert isinstance(package, griffe.Module)
+    shared = wrong = 0
+    for function in functions(package):
+        own = {item.name: item for item in function.parameters}
+        for section in function.docstring.parsed if function.docstring else ():
+            if section.kind is griffe.DocstringSectionKind.parameters:
+                shared += len(section.value)
+                wrong += sum(str(item.annotation) != str(own[item.name].annotation) for item in section.value)
+    assert shared > 700 and wrong == 0
+
     lacking: list[str] = []
     count = 0
     for path in (path for page in API for path in re.findall(r"^::: ckptzoo\.(\S+)$", page.read_text(), re.MULTILINE)):

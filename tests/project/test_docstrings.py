@@ -27,23 +27,6 @@ PUBLIC = [getattr(ckptzoo, name) for name in ckptzoo.__all__ if name != "__versi
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-@pytest.fixture(scope="module")
-def packages() -> dict[str, griffe.Module]:
-    """Both packages as griffe reads their sources."""
-    found: dict[str, griffe.Module] = {}
-    for name in PACKAGES:
-        module = griffe.load(
-            name,
-            search_paths=[ROOT],
-            allow_inspection=False,
-            docstring_parser="numpy",
-            extensions=griffe.load_extensions(),
-        )
-        assert isinstance(module, griffe.Module)
-        found[name] = module
-    return found
-
-
 def objects(module: griffe.Object) -> Iterator[griffe.Object]:
     """Everything that is defined in a module, and what that defines."""
     yield module
@@ -103,23 +86,6 @@ def problems(found: griffe.Object) -> Iterator[str]:
                 yield f"{found.path}: {kind} {str(entry.annotation)[:60]!r}, annotated with {result(found, kind)!r}"
 
 
-@pytest.mark.parametrize("name", PACKAGES)
-def test_parameters_and_results_are_those_of_the_signatures(
-    name: str, packages: dict[str, griffe.Module], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, logger="griffe"):
-        assert [problem for found in objects(packages[name]) for problem in problems(found)] == []
-    assert caplog.messages == []
-
-
-@pytest.mark.parametrize("name", PACKAGES)
-def test_docstrings_begin_with_a_noun_or_a_verb(name: str, packages: dict[str, griffe.Module]) -> None:
-    """Attributes too: they do not begin with "Of", "See" or "What"; the questions of studies may."""
-    found = [(item.path, item.docstring.value.lstrip()) for item in objects(packages[name]) if item.docstring]
-    assert len(found) > 500
-    assert [(path, text[:60]) for path, text in found if re.match(r"(?:Of|See)\b|What\b(?![^.]*\?)", text)] == []
-
-
 def studies() -> list[str]:
     """The functions of ``ckptzoo.studies`` that commands import, or name in ``StudyOptions.answer``."""
     found: dict[str, None] = {}
@@ -138,14 +104,36 @@ def studies() -> list[str]:
 REQUIRED = [*(f"{item.__module__}.{item.__qualname__}" for item in PUBLIC), *studies()]
 
 
-@pytest.mark.parametrize("path", REQUIRED)
-def test_public_names_document_every_parameter_and_have_an_example(
-    path: str, packages: dict[str, griffe.Module]
-) -> None:
-    found = packages["ckptzoo"][path.removeprefix("ckptzoo.")]
-    assert found.docstring is not None
-    assert {item.name.lstrip("*") for item in entries(found, "parameters")} == set(parameters(found))
-    assert ">>> " in "".join(text for kind, text in entries(found, "examples") if kind.value == "examples")
+def test_tools_read_what_readers_do(caplog: pytest.LogCaptureFixture) -> None:
+    """Parameters and results are those of the signatures, and what is public has all of them and an example.
+
+    Docstrings begin with a noun or a verb, those of attributes too, not with "Of", "See" or "What"; the questions of
+    studies may. One test, because griffe takes seconds to read both packages.
+    """
+    with caplog.at_level(logging.WARNING, logger="griffe"):
+        packages = {
+            name: griffe.load(
+                name,
+                search_paths=[ROOT],
+                allow_inspection=False,
+                docstring_parser="numpy",
+                extensions=griffe.load_extensions(),
+            )
+            for name in PACKAGES
+        }
+        read = [found for module in packages.values() if isinstance(module, griffe.Module) for found in objects(module)]
+        assert [problem for found in read for problem in problems(found)] == []
+    assert caplog.messages == []
+
+    texts = [(found.path, found.docstring.value.lstrip()) for found in read if found.docstring]
+    assert len(texts) > 3000
+    assert [(path, text[:60]) for path, text in texts if re.match(r"(?:Of|See)\b|What\b(?![^.]*\?)", text)] == []
+
+    for path in REQUIRED:
+        found = packages["ckptzoo"][path.removeprefix("ckptzoo.")]
+        assert found.docstring is not None, path
+        assert {item.name.lstrip("*") for item in entries(found, "parameters")} == set(parameters(found)), path
+        assert ">>> " in "".join(text for kind, text in entries(found, "examples") if kind.value == "examples"), path
 
 
 class Example(NamedTuple):

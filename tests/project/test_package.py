@@ -20,6 +20,10 @@ IMPORTS = [
         "import ckptzoo; ckptzoo.open('cards/mnist-optunet')['conv1.weight'][:64]",
         "pandas pyarrow.compute pyarrow.dataset ml_dtypes ckptzoo.remote ckptzoo.symmetry torch",
     ),
+    (
+        "from ckptzoo.studies.inventory import take_stock; take_stock('cards/mnist-optunet')",
+        "pandas numpy.ma pyarrow.dataset ckptzoo.remote ckptzoo.derive ckptzoo.symmetry.gauges torch",
+    ),
     ("import ckptzoo; ckptzoo.open; ckptzoo.create; ckptzoo.verify", "torch datasets huggingface_hub matplotlib"),
     ("import ckptzoo; ckptzoo.learning", "torch datasets huggingface_hub matplotlib"),
     ("import ckptzoo; ckptzoo.push, ckptzoo.pull, ckptzoo.search", "torch datasets huggingface_hub matplotlib"),

@@ -8,15 +8,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import ckptzoo
-from ckptzoo.errors import IntegrityError
+from ckptzoo.cli.app import run
+from ckptzoo.errors import IntegrityError, UnknownNameError
 from ckptzoo.format import limits, snapshot, table
 from ckptzoo.format.files import Folder
 from ckptzoo.format.part import part_digest, read_part, read_rows
 from ckptzoo.format.reader import read_trees
 from ckptzoo.format.tree import LazyTable, Tree
 from ckptzoo.hub.pull import pull
+from ckptzoo.schema.documents import seal, unseal
 from ckptzoo.schema.layout import part_name
-from tests.conftest import rows_of, weights_of
+from tests.conftest import MIXED, rows_of, weights_of
 
 ROWS = 600_000
 
@@ -196,3 +198,80 @@ def test_rows_of_little_content_are_read(tmp_path):
     assert rows < limits.FREE_ROWS + 8 * len(data)
     digests = [hashlib.sha256(b"%d" % number).digest() for number in range(rows)]
     assert rows < len(table.encode([pa.table({"sha256": digests})], {"version": 1}, sealed=True))
+
+
+def nested(depth):
+    """The type of lists of lists of texts."""
+    kind = pa.string()
+    for _ in range(depth):
+        kind = pa.list_(kind)
+    return kind
+
+
+STRANGE = {
+    "columns": (lambda rows: rows.append_column("more", pa.nulls(4, pa.string())), "also"),
+    "many columns": (
+        lambda rows: pa.table(
+            {
+                **dict(zip(rows.column_names, rows.columns, strict=True)),
+                **dict.fromkeys((f"c{at}" for at in range(2_000)), pa.nulls(4, pa.string())),
+            },
+        ),
+        "those of docs/format.md",
+    ),
+    "no columns": (lambda rows: rows.select([]), "rows: expected 4, got 0"),
+    "a column of nulls": (lambda rows: with_extra(rows, pa.nulls(4)), "'extra' as null instead of string"),
+    "lists": (lambda rows: with_extra(rows, pa.nulls(4, nested(3))), "instead of string"),
+    "lists in lists": (lambda rows: with_extra(rows, pa.nulls(4, nested(60))), "a readable table"),
+    "a dictionary of dictionaries": (
+        lambda rows: with_extra(rows, pa.nulls(4, pa.struct([("a", pa.struct([("b", pa.string())]))]))),
+        "instead of string",
+    ),
+}
+
+
+def with_extra(rows, values):
+    """Rows with another column ``extra``."""
+    at = rows.schema.get_field_index("extra")
+    return rows.set_column(at, pa.field("extra", values.type), values)
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+def test_rows_of_other_columns(one, strange):
+    path, folder, part, index, rows = one
+    change, words = STRANGE[strange]
+    replaced(folder, index, {"digest": part.digest, "rows": 4, "facts": part.facts}, change(rows))
+    refused(path, "metadata.parquet", words)
+
+
+def test_a_listing_of_what_is_not_there(one):
+    """Names of many parts, of files elsewhere, and those that no file can have: problems, a hundred at most."""
+    path, *_ = one
+    ckptzoo.compact(path)
+    listing, strange = path / "listing.json", {"parts/\0", "../" * 40 + "etc/passwd", "x" * 10_000, "", "/"}
+    named, _ = unseal(listing.read_bytes(), location="listing.json")
+    for names in ((f"parts/{at:06d}-{at:08x}/index.parquet" for at in range(3_000)), strange):
+        files = {**named["files"], **{name: [100, None] for name in names}}
+        listing.write_bytes(seal({**named, "files": files}))
+        found = ckptzoo.verify(path)
+        assert len(found) == min(101, len(files) - len(named["files"]))
+        assert all("compact" in str(problem) or "Correct these" in str(problem) for problem in found)
+        assert len(ckptzoo.open(path).metadata) == 4
+    ckptzoo.compact(path)
+    assert ckptzoo.verify(path) == []
+
+
+def test_facts_of_ten_thousand_names(tmp_path, capsys):
+    """Every row has others in ``extra``: all can be asked for, and what is said of them is short."""
+    path = tmp_path / "zoo"
+    with ckptzoo.create(path, arch=MIXED) as writer:
+        rows = [
+            row | {"extra": {f"k{100 * at + key}": key for key in range(100)}} for at, row in enumerate(rows_of(100))
+        ]
+        writer.add(weights_of(MIXED, 100), rows)
+    zoo = ckptzoo.open(path)
+    assert zoo.where("extra.k777 == 77").ids == [rows[7]["id"]]
+    with pytest.raises(UnknownNameError) as error:
+        zoo.where("extra.other == 77")
+    assert len(str(error.value)) < 600 and "Did you mean" in str(error.value)
+    assert run(["info", str(path)]) == 0 and len(capsys.readouterr().out) < 3000

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import ckptzoo
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
+from ckptzoo.format import part as part_module
 from ckptzoo.format import table
 from ckptzoo.format import verify as verify_module
 from ckptzoo.format.files import Folder
@@ -73,8 +74,9 @@ def test_digests_of_parts_are_those_of_one_document(data):
     plain |= {"t": rows["t"].cast(pa.int64()).to_pylist()}
     expected = digest_of({"rows": plain, "index": plain, "facts": facts})
     with pytest.MonkeyPatch.context() as patch:
-        for size in (1, 4, 100):
+        for size, at_once in ((1, -1), (4, -1), (100, -1), (1, 10**6), (100, 10**6)):
             patch.setattr(table, "_PLAIN", size)
+            patch.setattr(part_module, "_AT_ONCE_BYTES", at_once)
             assert part_digest(rows, rows, facts) == expected
 
 
@@ -92,9 +94,10 @@ def test_what_is_found_in_shards_does_not_depend_on_how_they_are_read(tmp_path, 
         path.write_bytes(data)
     expected = {str(problem) for problem in ckptzoo.verify(zoo)}
     assert len(expected) >= 4
-    for chunk, task, ahead in ((7, 100, 1), (64, 1, 2), (1000, 3000, 128), (2**20, 0, 3)):
+    for chunk, small, ahead in ((7, 100, 1), (64, 2**20, 2), (1000, 3000, 128), (2**20, 0, 3)):
         monkeypatch.setattr(verify_module, "_CHUNK", chunk)
-        monkeypatch.setattr(verify_module, "_TASK_BYTES", task)
+        monkeypatch.setattr(verify_module, "_SMALL_BYTES", small)
+        monkeypatch.setattr(verify_module, "_BUFFERS", 1 + ahead % 4)
         monkeypatch.setattr(verify_module, "_AHEAD", ahead)
         assert {str(problem) for problem in ckptzoo.verify(zoo)} == expected
 

@@ -1,5 +1,7 @@
 """Files that the tests of this package share, and a cache of each test's own."""
 
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -35,3 +37,17 @@ def files() -> dict[str, bytes]:
         "a name with spaces & signs %.txt": b"odd",
         "empty": b"",
     }
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of 127.0.0.1, localhost and public.example, and its key, in one file."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1"
+    names = "IP:127.0.0.1,DNS:localhost,DNS:public.example"
+    command += f" -addext subjectAltName={names} -keyout key.pem -out cert.pem"
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+    (folder / "both.pem").write_bytes((folder / "key.pem").read_bytes() + (folder / "cert.pem").read_bytes())
+    return folder / "both.pem"

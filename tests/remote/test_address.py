@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptzoo.errors import ZooError
-from ckptzoo.remote.address import FilesystemAddress, FolderAddress, HubAddress, WebAddress, candidates, repository
+from ckptzoo.remote.address import (
+    FilesystemAddress,
+    FolderAddress,
+    HubAddress,
+    WebAddress,
+    candidates,
+    file_address,
+    repository,
+)
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -122,3 +130,90 @@ def test_a_repository_is_the_whole_of_its_main_branch(text: str) -> None:
 def test_other_addresses_are_no_repository(text: str) -> None:
     with pytest.raises(ZooError, match="repository: expected org/zoo, got another address"):
         repository(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (f"hf://org/model@{SHA}/a/b.safetensors", HubAddress("org/model", SHA, "a/b.safetensors", "models")),
+        (f"hf://datasets/org/name@{SHA}/x%20y@1.pt", HubAddress("org/name", SHA, "x y@1.pt")),
+        (f"HF://org/model@{(SHA * 2)[:64]}/x", HubAddress("org/model", (SHA * 2)[:64], "x", "models")),
+        ("https://Host.example:8443/A/b.npy", WebAddress("https://host.example:8443/A/b.npy")),
+        ("https://host/a%20b.npy?download=1", WebAddress("https://host/a%20b.npy?download=1")),
+        ("http://[::1]:8000/x", WebAddress("http://[::1]:8000/x")),
+        ("s3://some-bucket/a b/ü.npy", WebAddress("https://some-bucket.s3.amazonaws.com/a%20b/%C3%BC.npy")),
+    ],
+)
+def test_a_file_is_at_one_place(text: str, place: HubAddress | WebAddress) -> None:
+    assert file_address(text) == place
+    if isinstance(place, HubAddress):
+        assert file_address(str(place)) == place
+
+
+def test_files_of_s3_are_asked_of_the_storage_that_the_user_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9000/")
+    assert file_address("s3://bucket/x.npy") == WebAddress("http://127.0.0.1:9000/bucket/x.npy")
+
+
+SECRET = "Geheim12"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "x.npy",
+        "/etc/passwd",
+        "file:///etc/passwd",
+        "ftp://host/x",
+        "gs://bucket/x",
+        "memory://x",
+        "simplecache::https://host/x",
+        "https://",
+        "https:///x",
+        "https://host",
+        "https://host/",
+        "https://host/folder/",
+        "https://host:99999/x",
+        "https://[::1/x",
+        "https://host/a b",
+        "https://host/a\\b",
+        "https://host/a\nb",
+        "https://hóst/x",
+        f"https://me:{SECRET}@host/x",
+        f"https://{SECRET}@host/x",
+        f"https://me:{SECRET}@host:99999/x",
+        "https://@host/x",
+        f"https://host/x#{SECRET}",
+        f"https://host/x?X-Amz-Signature={SECRET}",
+        f"https://host/x?sig={SECRET}&se=2027",
+        f"https://host/x?Expires=1&Signature={SECRET}",
+        f"https://host/x?download=1&token={SECRET}",
+        f"https://host/x?{SECRET}",
+        f"https://host/x?anything={SECRET}",
+        "https://huggingface.co/org/model/resolve/main/x",
+        "hf://org/model/x",
+        "hf://org/model@main/x",
+        "hf://org/model@step1000/x",
+        f"hf://org/model@{SHA[:-1]}/x",
+        f"hf://org/model@{SHA}",
+        f"hf://org/model@{SHA}/",
+        f"hf://org/model@{SHA}/../../../api/whoami-v2",
+        f"hf://org/model@{SHA}/a/%2e%2e/b",
+        f"hf://org/model@{SHA}/a//b",
+        f"hf://spaces/org/name@{SHA}/x",
+        "hf://buckets/org/name/x",
+        "s3://bucket",
+        "s3://bucket/",
+        "s3://two.words/x",
+        "s3://evil.example%2f/x",
+        "s3://a/x",
+    ],
+)
+def test_addresses_that_no_reference_has(text: str) -> None:
+    with pytest.raises(ZooError) as raised:
+        file_address(text)
+    message = str(raised.value)
+    assert message.isprintable()
+    assert SECRET not in message
+    assert "expected" in message and message.rstrip().endswith(".")

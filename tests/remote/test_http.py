@@ -2,8 +2,6 @@
 
 import contextlib
 import os
-import shutil
-import subprocess
 import threading
 import time
 import warnings
@@ -91,19 +89,6 @@ def test_a_proxy_is_used_where_the_environment_names_one(
         assert http.document(answer, location="it") == b"http://far.example/a?b=c"
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert ask(connections, f"{served.url}/file") == DATA
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate of 127.0.0.1 and its key, in one file."""
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=127.0.0.1"
-    command += " -addext subjectAltName=IP:127.0.0.1 -keyout key.pem -out cert.pem"
-    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
-    (folder / "both.pem").write_bytes((folder / "key.pem").read_bytes() + (folder / "cert.pem").read_bytes())
-    return folder / "both.pem"
 
 
 @pytest.fixture

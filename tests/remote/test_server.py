@@ -14,6 +14,8 @@ pytest.importorskip("uvicorn")
 import ckptzoo
 from ckptzoo.errors import IntegrityError, RemoteError
 from ckptzoo.format import table
+from ckptzoo.remote.address import HubAddress
+from ckptzoo.remote.referenced import RemoteReferences
 from ckptzoo.remote.remote import Remote, open_remote
 from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.schema import layout
@@ -114,6 +116,24 @@ def test_a_layer_of_16_shards_costs_its_bytes_and_two_requests_a_shard(server: H
     assert len(entries) == before  # from the cache
     list(remote.in_order(blocks_of(remote, ("fc2.weight",))))
     assert not [entry for entry in entries[before:] if entry.operation == "resolve" and "safetensors" in entry.path]
+
+
+@pytest.mark.slow
+def test_a_layer_by_reference_costs_as_much(server: Hosted) -> None:
+    """The same bytes through the addresses of the shards, by who knows no digests of blocks."""
+    wanted = [block for block in blocks_of(opened(server), LAYER) if block.stop - block.start > ROWS * 512]
+    with RemoteReferences("linked", endpoint=server.url) as files:
+        found = files.repository(HubAddress("lab/zoo"))
+        commit = found[0].address.partition("@")[2].partition("/")[0]
+        files.add(found)
+        names = {block.name: str(HubAddress("lab/zoo", commit, block.name)) for block in wanted}
+        before = len(server.request_log.entries)
+        got = files.in_order([Span(names[block.name], block.start, block.stop, b"") for block in wanted])
+        weights = np.concatenate([np.frombuffer(data, np.float32) for data in got]).reshape(-1, 128, 64)
+    assert np.array_equal(weights, TRUTH)
+    mine = server.request_log.entries[before:]
+    assert [entry.operation for entry in mine].count("resolve") == PARTS and len(mine) == 2 * PARTS
+    assert sum(entry.sent for entry in mine if entry.operation == "blob") == TRUTH.nbytes
 
 
 @pytest.mark.slow

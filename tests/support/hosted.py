@@ -1,5 +1,6 @@
 """A hub's server on a real port for one test, and clients for it."""
 
+import asyncio
 import base64
 import hashlib
 import http.client
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvicorn.server
 from huggingface_hub import HfApi
 
 from ckptzoo.server.app import Application
@@ -18,6 +20,23 @@ from ckptzoo.server.run import Serving
 from ckptzoo.server.service import Service
 from ckptzoo.server.store.tokens import make_token
 from tests.support.server_layers import FaultPlan, Faults, RequestLog, layered
+
+
+class _Asyncio:
+    """asyncio as uvicorn's server uses it, which waits for nothing longer than a hundredth of a second.
+
+    It looks ten times a second whether it has to end, and then waits for a tenth: 0.2 s at the end of every test.
+    """
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.01))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+
+setattr(uvicorn.server, "asyncio", _Asyncio())  # noqa: B010
 
 SMALL = ServerLimits(part_bytes=2**16, page=50)
 ZOO = "lab/zoo"
@@ -107,7 +126,9 @@ def push(server: Hosted, files: dict[str, bytes], repo: str = f"datasets/{ZOO}",
         if path.endswith(".safetensors"):
             oid = hashlib.sha256(data).hexdigest()
             batch = {"operation": "upload", "objects": [{"oid": oid, "size": len(data)}]}
-            (item,) = ask(server, "POST", f"/{repo}.git/info/lfs/objects/batch", batch).json()["objects"]
+            (item,) = ask(server, "POST", f"/{repo.removeprefix('models/')}.git/info/lfs/objects/batch", batch).json()[
+                "objects"
+            ]
             if "actions" in item:
                 assert ask(server, "PUT", item["actions"]["upload"]["href"], data, role=None).status == 200
             lines.append({"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": oid, "size": len(data)}})

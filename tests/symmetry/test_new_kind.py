@@ -218,9 +218,10 @@ def test_copies_are_aligned_and_the_best_shift_of_others_is_found(start: str) ->
         assert best.gap[row] >= -1e-12
 
 
-def test_disguised_copies_in_a_zoo_are_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["shifts", "triangular"])
+def test_disguised_copies_in_a_zoo_are_found(kind: str, tmp_path: Path) -> None:
     """The table is read from its file, so that the name of the kind is known there too."""
-    table, weights = _table(), _weights(3, 8)
+    table, weights = (_table(), _weights(3, 8)) if kind == "shifts" else (_flag(), _narrow(3, 8))
     copies = apply(GroupElement.random(table, 3, np.random.default_rng(9), spread=0.3), weights, table)
     both = {name: np.concatenate([array, copies[name]]).astype(np.float32) for name, array in weights.items()}
     arch = Architecture("circle", tuple(Tensor(name, array.shape[1:]) for name, array in both.items()))

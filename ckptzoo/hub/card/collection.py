@@ -78,12 +78,12 @@ def licences_of(zoo: Zoo) -> tuple[str, ...]:
         own = card_or_default(zoo.contents.files, zoo.name).license.strip()
     except SpecError:
         own = ""
-    known = {name.lower(): name for name in (*counts(zoo.metadata["license"]), *([own] if own else []))}
+    known = {name.lower(): name for name in (*counts(zoo.column("license")), *([own] if own else []))}
     return tuple(sorted(known.values(), key=lambda name: (name != own, name)))
 
 
 def _members(zoo: Zoo) -> int:
-    return len(zoo.metadata["member"].unique())
+    return len(zoo.column("member").unique())
 
 
 def _loading(zoos: Mapping[str, Zoo], card: Card) -> str:
@@ -127,7 +127,7 @@ def _line(folder: str, zoo: Zoo, licences: tuple[str, ...]) -> tuple[str, ...]:
         f"{code(zoo.arch.name)}, {zoo.arch.parameters:,} parameters",
         f"{len(zoo):,}",
         f"{_members(zoo):,}",
-        listed(list(counts(zoo.metadata["dataset"])), limit=_MAX_NAMES),
+        listed(list(counts(zoo.column("dataset"))), limit=_MAX_NAMES),
         " ".join(mean_of(zoo) or ()).removesuffix(" on average"),
         listed(licences, limit=_MAX_NAMES) or "none stated",
         code(zoo.revision[:_REVISION]),

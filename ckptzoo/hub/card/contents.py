@@ -154,7 +154,7 @@ def variants(zoo: Zoo) -> str:
 def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     tree = zoo.contents.derived(name)
     rows = zoo.contents.columns(tree, ("gauged", "unresolved", *DIFFERENCES))
-    rows = rows.filter(pa.array(places_of(tree.rows["id"], zoo.metadata["id"]) >= 0))
+    rows = rows.filter(pa.array(places_of(tree.rows["id"], zoo.column("id")) >= 0))
     versions = sorted({str(part.facts.get("version")) for part in tree.parts})
     stored = StoredBytes.of(tree)
     nbytes = size(stored.weights + stored.elements)

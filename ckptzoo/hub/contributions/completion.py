@@ -57,7 +57,7 @@ def complete(
     Raises ``ZooError`` where nothing could be published; the merge stands.
     """
     zoo = open_target(client, repo, client.listing(repo))
-    known = set(zoo.metadata.filter(zoo.metadata["test_accuracy"].is_valid())["id"].to_pylist())
+    known = set(zoo.column("id").filter(zoo.column("test_accuracy").is_valid()).to_pylist())
     known -= zoo.contents.stated("test_accuracy")
     lacking = {name: figures for name, figures in measured.items() if name not in known}
     _add_figures(folder, lacking, client.whoami().name)

@@ -354,7 +354,7 @@ def _with_status(
 ) -> Contribution:
     """Set status ``merged`` or ``open`` where the same checkpoints exist, ``refused`` if a check failed."""
     assert contribution.folder is not None
-    units = set(ckptzoo.open(contribution.folder).metadata["unit"].to_pylist())
+    units = set(ckptzoo.open(contribution.folder).column("unit").to_pylist())
     if units <= target.units:
         return replace(contribution, status="merged")
     if not contribution.passed:

@@ -20,7 +20,7 @@ def check_open_requests(client: Client, repo: str, zoo: Zoo, target: TargetZoo, 
     ``zoo`` is contributed to ``target``; only pull requests before ``number`` count, all where it is None for a new
     one.
     """
-    units = dict(zip(zoo.metadata["unit"].to_pylist(), zoo.ids, strict=True))
+    units = dict(zip(zoo.column("unit").to_pylist(), zoo.ids, strict=True))
     wrong: list[str] = []
     earlier = (item for item in client.pull_requests.listed(repo) if number is None or item.number < number)
     for item in islice(earlier, MAX_REQUESTS):

@@ -108,7 +108,7 @@ def check_finite(submitted: Zoo) -> Check:
 
 def check_licence(submitted: Zoo) -> Check:
     """Check that every row names a licence by an SPDX identifier; ``not done`` for those that hubs do not know."""
-    licences = submitted.metadata["license"].to_pylist()
+    licences = submitted.column("license").to_pylist()
     without_licence = [name for name, text in zip(submitted.ids, licences, strict=True) if not is_licence(text)]
     if without_licence:
         return check_result(

@@ -100,7 +100,7 @@ def measured_figures(
     """Return figures by id of the checkpoints that can be measured, scaled as their rows or the zoo's recipes say."""
     evaluations_by_row = evaluations(zoo)
     if target is not None:
-        recipes = zoo.metadata["recipe"].to_pylist()
+        recipes = zoo.column("recipe").to_pylist()
         by_recipe = {name: evaluation_of_recipe(target.zoo, name) for name in set(recipes) - {None}}
         evaluations_by_row = [
             item or by_recipe.get(name) for item, name in zip(evaluations_by_row, recipes, strict=True)

@@ -1,25 +1,31 @@
-"""``export``: one checkpoint to a file or a folder, which appears whole or not at all."""
+"""``export``: one checkpoint to a file or a folder, which appears whole or not at all, written tensor by tensor."""
 
+import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ckptzoo.arguments import checked
 from ckptzoo.derive.averages import Averaged
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.checks import variant_dtype
 from ckptzoo.format.durable import Staging, check_replaceable, naming, restore
+from ckptzoo.format.header import CODES
 from ckptzoo.hub.exports.page import config, metadata, readme
-from ckptzoo.hub.exports.weights import INDEX, index_of, names_of, shards_of, write_safetensors
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
-from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.architecture import ITEMSIZE, Architecture, Tensor
 from ckptzoo.schema.documents import Document
 from ckptzoo.text import Progress, counted, counter
 
+INDEX = "model.safetensors.index.json"
+"""The file that says which tensor is in which shard."""
 MAX_SHARD_SIZE = 5 * 10**9
 """Bytes of a file in a folder, as in huggingface_hub."""
 FILES = (".safetensors", ".pt")
@@ -108,7 +114,7 @@ def export(
         arch = replace(arch, tensors=tuple(tensors))
     # a link stays one, and what it leads to is replaced
     real = Path(os.path.realpath(target))
-    total = sum(tensor.nbytes for tensor in names_of(arch).values())
+    total = sum(tensor.nbytes for tensor in _names_of(arch).values())
     job = _CheckpointExport(checkpoint, arch, zoo, recorded, counter(total, progress))
     with naming(target):
         staging = Staging(real.parent)
@@ -164,7 +170,7 @@ class _CheckpointExport:
             with path.open("xb") as file:
                 torch.save(self._checkpoint.state_dict(), file)
             return
-        self._write(path, list(names_of(self._arch)), metadata(self._checkpoint, self._zoo.name, self._facts))
+        self._write(path, list(_names_of(self._arch)), metadata(self._checkpoint, self._zoo.name, self._facts))
 
     def write_folder(self, folder: Path, max_shard_size: int) -> list[str]:
         """Write all files of a folder; return their names."""
@@ -178,13 +184,13 @@ class _CheckpointExport:
             layout.README: readme(self._checkpoint, self._arch, self._zoo, self._facts),
         }
         if len(shards) > 1:
-            texts[INDEX] = index_of(self._arch, shards)
+            texts[INDEX] = _index_of(self._arch, shards)
         for name, data in texts.items():
             (folder / name).write_bytes(data)
         return sorted([*shards, *texts])
 
     def _write(self, path: Path, names: list[str], described: Mapping[str, str]) -> None:
-        write_safetensors(path, self._arch, self._checkpoint.__getitem__, described, names, self._advance)
+        _write_safetensors(path, self._arch, self._checkpoint.__getitem__, described, names, self._advance)
 
 
 def _check_folder(target: Path, real: Path, zoo: Zoo, *, force: bool) -> None:
@@ -211,3 +217,84 @@ def _check_folder(target: Path, real: Path, zoo: Zoo, *, force: bool) -> None:
     for what, is_so in kept.items():
         if is_so:
             raise ZooError(Problem(str(target), "folder to replace", "one of an export", what, "Choose another name."))
+
+
+def _names_of(arch: Architecture) -> dict[str, Tensor]:
+    """Map every name of a state dict to the tensor that it has; tied tensors have several, one after the other."""
+    return {name: tensor for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
+
+
+def shards_of(arch: Architecture, max_shard_size: int) -> dict[str, list[str]]:
+    """File names to the names of the tensors in them, as huggingface_hub's ``save_torch_state_dict`` cuts.
+
+    Tensors come in the order of the state dict, and a file ends before one that would make it larger than
+    ``max_shard_size``; a tensor that is larger by itself has a file of its own. Names of one tied tensor stay together.
+    """
+    shards: list[list[str]] = []
+    current: list[str] = []
+    size = 0
+    for tensor in arch.tensors:
+        names = [tensor.name, *tensor.aliases]
+        nbytes = tensor.nbytes * len(names)
+        if nbytes > max_shard_size:
+            shards.append(names)
+            continue
+        if size + nbytes > max_shard_size:
+            shards.append(current)
+            current, size = [], 0
+        current += names
+        size += nbytes
+    if current:
+        shards.append(current)
+    if len(shards) == 1:
+        return {"model.safetensors": shards[0]}
+    # the names by which huggingface_hub's load_torch_model finds shards
+    return {f"model-{number:05d}-of-{len(shards):05d}.safetensors": names for number, names in enumerate(shards, 1)}
+
+
+def _index_of(arch: Architecture, shards: Mapping[str, Sequence[str]]) -> bytes:
+    """Return the content of ``model.safetensors.index.json``."""
+    named = _names_of(arch)
+    total = sum(tensor.nbytes for tensor in named.values())
+    weight_map = {name: file for file, names in shards.items() for name in names}
+    document = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    return (json.dumps(document, indent=2) + "\n").encode()
+
+
+def _write_safetensors(
+    path: Path,
+    arch: Architecture,
+    read: Callable[[str], NDArray[Any]],
+    metadata: Mapping[str, str],
+    names: Sequence[str],
+    advance: Callable[[int], None],
+) -> None:
+    """Write some tensors of a checkpoint to a new file: the same bytes for the same checkpoint.
+
+    Larger elements come first, so that nothing is misaligned. ``arch`` has the dtypes in which ``read`` gives
+    each tensor; one is in memory at a time. ``metadata`` is that of the file; ``names`` are those of the state
+    dict, several for tied tensors. ``advance`` is called with the bytes of every tensor.
+    """
+    named = _names_of(arch)
+    order = sorted(names, key=lambda name: -ITEMSIZE[named[name].dtype])
+    described: dict[str, Any] = {"__metadata__": dict(sorted(metadata.items()))}
+    start = 0
+    for name in order:
+        tensor = named[name]
+        stop = start + tensor.nbytes
+        described[name] = {
+            "dtype": CODES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, stop],
+        }
+        start = stop
+    text = json.dumps(described, separators=(",", ":")).encode()
+    # a safetensors file is the length of its header in 8 bytes, the header, padded with spaces so that the tensors
+    # behind it are aligned, and the tensors
+    length = -(-len(text) // 8) * 8
+    with path.open("xb") as file:
+        file.write(length.to_bytes(8, "little") + text.ljust(length))
+        for name in order:
+            array = np.ascontiguousarray(read(named[name].name))
+            file.write(array.reshape(-1).view(np.uint8).data)
+            advance(array.nbytes)

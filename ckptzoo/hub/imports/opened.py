@@ -126,6 +126,10 @@ class OpenedSource(ImportSource):
         self.reasons, self._parts = dict[str, str](), dict[str, str]()
         self.facts = dict[str, str]()
 
+    def repository_of(self, path: str) -> str:
+        """Return the address of the repository that holds a file; empty where none does."""
+        return self._source.repository_of(path)
+
     def files(self) -> Iterator[OpenedFile]:
         """Iterate over all files that are not passed over."""
         self._nested_bytes = self._nested_files = 0
@@ -273,7 +277,7 @@ class OpenedSource(ImportSource):
     ) -> OpenedFile:
         self.forms[path] = form
         again = None if reopen is None else partial(self._open, path, reopen)
-        return OpenedFile(path, size, partial(self._open, path, opener), form, packed_by, again)
+        return OpenedFile(path, size, partial(self._open, path, opener), form=form, packed_by=packed_by, reopen=again)
 
     def _of_container(
         self,

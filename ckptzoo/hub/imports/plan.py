@@ -14,9 +14,9 @@ from ckptzoo.hub.imports.adapters.adapter import Broken, FoundArrays, PassedOver
 from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
 from ckptzoo.hub.imports.exported import OWN_ID, OWN_MEMBER
 from ckptzoo.hub.imports.opened import OpenedSource
-from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import passed_over_files, passed_over_lines
 from ckptzoo.hub.imports.run import licence_of
+from ckptzoo.hub.imports.source_lists import open_sources
 from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import Progress, counted, excerpt
 
@@ -113,7 +113,7 @@ class ImportPlan(PrintedResult, JsonFields, named={"adapter": "format"}):
 
 @checked
 def plan_import(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     *,
     adapter: str = AUTO,
     include: Sequence[str] = (),
@@ -147,7 +147,7 @@ def plan_import(
     >>> [(item.file, item.taken_for, item.member) for item in plan.files]
     [('net.npz', 'an .npz archive', 'net')]
     """
-    opened = OpenedSource(open_source(source, endpoint=endpoint, token=token), include, exclude)
+    opened = OpenedSource(open_sources(source, endpoint=endpoint, token=token), include, exclude)
     chosen, options = chosen_adapter(opened, adapter), options or Options()
     check_options(chosen.name, options)
     files, passed, problems = list[PlannedFile](), dict[str, str](), list[dict[str, str]]()
@@ -177,7 +177,7 @@ def plan_import(
     problems += _repeated(files, opened.address)
     refused = ""
     try:
-        licence_of(source, chosen, license)
+        licence_of(opened.address, chosen, license)
     except ZooError as error:
         refused = str(error)
     named |= {item.file for item in files} | {item["file"] for item in problems}

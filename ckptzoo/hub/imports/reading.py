@@ -1,4 +1,7 @@
-"""Reads files of checkpoints, many by one request to the reading process, and compares what two of them hold."""
+"""Reads files of checkpoints, many by one request to the reading process, and compares what two of them hold.
+
+Why a file is refused is worded in ``hub/untrusted`` (``state_dicts.py``, ``other_contents.py``); ``run.py`` prints it.
+"""
 
 from collections.abc import Sequence
 from io import BytesIO

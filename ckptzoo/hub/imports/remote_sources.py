@@ -7,6 +7,7 @@ import io
 import os
 from collections.abc import Generator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,25 +26,40 @@ _SEEK_BYTES = 2**18
 
 
 def open_source(
-    address: str | os.PathLike[str], *, endpoint: str | None = None, token: str | None = None
+    address: str | os.PathLike[str] | HubAddress,
+    *,
+    endpoint: str | None = None,
+    token: str | None = None,
+    connections: Connections | None = None,
 ) -> ImportSource:
     """Open the source at an address: a local folder, archive or file, ``https://...``, ``hf://datasets/org/name``, or
     ``hf://org/name`` for a model.
 
-    Raises ``ZooError`` where nothing is there, or the server does not serve ranges.
+    ``connections`` to a hub may be shared by several sources. Raises ``ZooError`` where nothing is there, or the server
+    does not serve ranges.
     """
+    if isinstance(address, HubAddress):
+        return _of_hub(address, endpoint, token, connections)
     text = os.fspath(address)
     if "://" not in text:
         return open_path(Path(text))
-    if text.lower().startswith("hf://") and not text.lower().startswith("hf://datasets/"):
-        return _of_hub(model_address(text), endpoint, token)
+    if (repository := hub_place(text)) is not None:
+        return _of_hub(repository, endpoint, token, connections)
     (place, *_) = candidates(text)
-    if isinstance(place, HubAddress):
-        return _of_hub(place, endpoint, token)
     if isinstance(place, WebAddress):
         return open_blob(_of_web(place.url))
     step = "Give a folder, an archive, or an address https:// or hf://."
     raise ZooError(Problem(text, "source", "https:// or hf://", text, step))
+
+
+def hub_place(text: str) -> HubAddress | None:
+    """Return the repository of a hub that an address names, or the folder in one; None for any other address."""
+    if "://" not in text:
+        return None
+    if text.lower().startswith("hf://") and not text.lower().startswith("hf://datasets/"):
+        return model_address(text)
+    (place, *_) = candidates(text)
+    return place if isinstance(place, HubAddress) else None
 
 
 def _of_web(url: str) -> WholeSource:
@@ -68,9 +84,13 @@ def _of_web(url: str) -> WholeSource:
     return _blob(store, name, url)
 
 
-def _of_hub(place: HubAddress, endpoint: str | None, token: str | None) -> ImportSource:
+def _of_hub(
+    place: HubAddress, endpoint: str | None, token: str | None, connections: Connections | None = None
+) -> ImportSource:
     repository = replace(place, folder="")
-    store = HubStore.opened(repository, retry_policy=RetryPolicy(), endpoint=endpoint, token=token)
+    store = HubStore.opened(
+        repository, retry_policy=RetryPolicy(), endpoint=endpoint, token=token, connections=connections
+    )
     address = hub_address(place, store.endpoint, revision=place.revision)
     if place.folder in store.entries:
         source = open_blob(_blob(store, place.folder, address))
@@ -105,17 +125,23 @@ class RepositorySource(ImportSource):
         super().__init__(address, name, sum(store.entries[name].size for name in names))
         self._store, self._inside, self._names = store, inside, sorted(names, key=natural)
         revision = store.place.revision
-        self._branch = "" if revision == MAIN or COMMIT.fullmatch(revision) else f"{revision}/"
+        self.root = "" if revision == MAIN or COMMIT.fullmatch(revision) else f"{revision}/"
 
     def files(self) -> Iterator[SourceFile]:
         self.position = 0
         for name in self._names:
             entry = self._store.entries[name]
-            yield SourceFile(self._branch + name.removeprefix(self._inside), entry.size, self._opener(name))
+            path, fetch = self.root + name.removeprefix(self._inside), partial(_fetch, self._store, name)
+            yield SourceFile(path, entry.size, self._opener(name), fetch, entry.digest)
             self.position += entry.size
 
     def _opener(self, name: str) -> Any:
         return lambda: _buffered(self._store, name)
+
+
+def _fetch(store: Store, name: str, start: int, stop: int) -> bytes:
+    pieces = read_range(store, name, start, stop, retry_policy=RetryPolicy(), cancel=CancelToken())
+    return b"".join(pieces)
 
 
 def _buffered(store: Store, name: str) -> IO[bytes]:

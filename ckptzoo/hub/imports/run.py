@@ -37,10 +37,10 @@ from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.one_network import are_surely_one
 from ckptzoo.hub.imports.opened import JUNK, OpenedSource
 from ckptzoo.hub.imports.reading import Contents, Reader, States, differences
-from ckptzoo.hub.imports.remote_sources import open_source
 from ckptzoo.hub.imports.report import LEFT_OUT, ImportResult, passed_over_files
 from ckptzoo.hub.imports.same_architecture import Saved
 from ckptzoo.hub.imports.same_source import file_unit, label_of, unit_with
+from ckptzoo.hub.imports.source_lists import open_sources
 from ckptzoo.hub.imports.target import Declaration, NewCheckpoint, TargetZoos, check_folder, unit_of
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import NoNetworkError
@@ -65,7 +65,7 @@ _OPTIMISER = re.compile(r"(\w+\.)*(optim|optimi[sz]er)(_state(_dict)?)?: \d+ ent
 
 @checked
 def import_zoo(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     to: str | Path,
     *,
     adapter: str = AUTO,
@@ -91,7 +91,8 @@ def import_zoo(
     ----------
     source
         a folder, an archive (tar, also packed, or zip) or a file, here, ``https://...``, ``hf://datasets/org/name`` or
-        ``hf://org/model``.
+        ``hf://org/model``; ``hf://org/model@step*`` for all branches and tags that fit; a text file (``.txt``) of such
+        addresses, one on a line; or several of these.
     to
         the zoo's folder, new or there already: what it has is not read again. Where the source holds several
         architectures, a collection with a zoo for each.
@@ -147,11 +148,11 @@ def import_zoo(
     """
     start = time.monotonic()
     folder = Path(to).absolute()
-    opened = OpenedSource(open_source(source, endpoint=endpoint, token=token), include, exclude)
+    opened = OpenedSource(open_sources(source, endpoint=endpoint, token=token), include, exclude)
     check_folder(folder)
     chosen, options = chosen_adapter(opened, adapter), options or Options()
     check_options(chosen.name, options)
-    license = licence_of(source, chosen, license)
+    license = licence_of(opened.address, chosen, license)
     shape = None if input_shape is None else tuple(input_shape)
     declaration = Declaration(folder.name, names or {}, arch, shape, _tracer(module), license, dataset)
     target = TargetZoos(folder, declaration, by_order=chosen.by_order)
@@ -159,8 +160,6 @@ def import_zoo(
     if scaling is not None:
         _check_scaling(scaling)
     known: dict[str, Any] = {} if scaling is None else {"mean": list(scaling[0]), "std": list(scaling[1])}
-    if opened.repository:
-        known["repository"] = opened.repository
     if known:
         defaults["extra"] = known
     importer = _Importer(opened, chosen, target, defaults, split_by, skip_bad=skip_bad)
@@ -180,13 +179,13 @@ def import_zoo(
     return result
 
 
-def licence_of(source: str | Path, chosen: Adapter, license: str | None) -> str:
+def licence_of(source: str, chosen: Adapter, license: str | None) -> str:
     """Return the licence of rows, the one that was named or that of the format; raise ``ZooError`` without one."""
     if (licence := license or chosen.license) is not None:
         return licence
     step = "Give --license with the SPDX identifier that its authors name, or LicenseRef-unknown."
     got = f"none: the format `{chosen.name}` has no licence of its own"
-    raise ZooError(Problem(str(source), "licence", "one", got, step))
+    raise ZooError(Problem(source, "licence", "one", got, step))
 
 
 def _check_scaling(scaling: tuple[Sequence[float], Sequence[float]]) -> None:
@@ -510,7 +509,7 @@ class _Importer:
     def _checkpoint(self, file: FoundCheckpoints, picked: Picked) -> NewCheckpoint:
         row: Row = {**self.defaults, **file.row, **picked.row}
         row["extra"] = merged(
-            self.defaults.get("extra", {}),
+            self._known(file.path),
             file.row.get("extra", {}),
             picked.row.get("extra", {}),
             {"file": file.path},
@@ -527,6 +526,11 @@ class _Importer:
         self.target.name_apart(row)
         saved = Saved(picked.tensors, picked.ties, picked.buffers)
         return NewCheckpoint(saved, row, picked.gaussian, self._label(row, file.path), own[OWN_ARCHITECTURE])
+
+    def _known(self, path: str) -> dict[str, Any]:
+        """Return what is known of every network of a file: the scaling of its inputs, and its repository."""
+        repository = self.source.repository_of(path)
+        return {**self.defaults.get("extra", {}), **({"repository": repository} if repository else {})}
 
     def _is_free(self, id: str) -> bool:
         """Whether no other checkpoint of this source has an id, which is taken then."""
@@ -578,9 +582,7 @@ class _Importer:
                 self._refuse(arrays.path, "member and step", "each once", checkpoint_id(member, step))
                 continue
             self._seen.add(unit)
-            extra = merged(
-                self.defaults.get("extra", {}), columns.get("extra", {}), {"file": arrays.path.partition("[")[0]}
-            )
+            extra = merged(self._known(arrays.path), columns.get("extra", {}), {"file": arrays.path.partition("[")[0]})
             row: Row = {**self.defaults, **columns, "extra": extra, "unit": unit, "source": self.label}
             row |= {"id": checkpoint_id(member, step), "member": member}
             if step is not None:

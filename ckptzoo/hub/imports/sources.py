@@ -44,12 +44,16 @@ class SourceFile:
     """One file of a source: its path inside it, with slashes, never absolute and never with ``..``, and its size in
     bytes.
 
-    In archives that are read in order ``open`` works only until the next file is asked for.
+    In archives that are read in order ``open`` works only until the next file is asked for. ``fetch`` returns the bytes
+    from one offset to another without reading others, None where that is not possible; ``digest`` is that of the whole
+    file where the hub says it, as in ``FileEntry``.
     """
 
     path: str
     size: int
     open: Callable[[], IO[bytes]] = field(repr=False)
+    fetch: Callable[[int, int], bytes] | None = field(default=None, repr=False)
+    digest: str | None = None
 
     @property
     def name(self) -> str:
@@ -98,11 +102,12 @@ class ImportSource(ABC):
     ``nbytes`` are bytes in all, as ``position`` counts those that the last pass has read or skipped. ``is_local`` says
     that looking into a file costs no request, ``is_reopened`` that a file may be opened again during a pass,
     ``in_order`` that all of it has to be read to know its files. ``dangling`` has the paths of links that lead to no
-    file; ``repository`` is the address of the hub's repository that it is or is in, empty where there is none.
+    file; ``repository`` is the address of the hub's repository that it is or is in, empty where there is none, and
+    ``root`` what its paths begin with besides those in the repository.
     """
 
     is_local = True
-    repository = ""
+    repository = root = ""
     is_reopened = False
     in_order = False
     dangling: Sequence[str] = ()
@@ -113,6 +118,10 @@ class ImportSource(ABC):
     @abstractmethod
     def files(self) -> Iterator[SourceFile]:
         """Iterate over all files: folders and zip archives in order of their paths, tar archives in their own."""
+
+    def repository_of(self, path: str) -> str:
+        """Return the address of the repository that holds a file; empty where none does."""
+        return self.repository
 
 
 def open_path(path: Path) -> ImportSource:
@@ -220,7 +229,13 @@ class FolderSource(ImportSource):
 
     def file(self, path: str) -> SourceFile:
         """One of its files."""
-        return SourceFile(path, self.sizes[path], _opener(self._path / path))
+        return SourceFile(path, self.sizes[path], _opener(self._path / path), partial(_read_at, self._path / path))
+
+
+def _read_at(path: Path, start: int, stop: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read(stop - start)
 
 
 def _opener(path: Path) -> Callable[[], IO[bytes]]:
@@ -238,7 +253,8 @@ class FileSource(ImportSource):
 
     def files(self) -> Iterator[SourceFile]:
         self.position = 0
-        yield SourceFile(self._blob.name, self.nbytes, self._blob.open)
+        fetch = partial(_read_at, Path(self.address)) if self._blob.is_local else None
+        yield SourceFile(self._blob.name, self.nbytes, self._blob.open, fetch)
         self.position = self.nbytes
 
 

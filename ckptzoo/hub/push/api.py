@@ -12,9 +12,7 @@ from rich.console import Console
 from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.errors import HubError, IntegrityError, Problem, ZooError
-from ckptzoo.format.files import Folder
-from ckptzoo.format.reader import list_trees
-from ckptzoo.format.verify import verify
+from ckptzoo.format.verify import verified_trees
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.models import WITHOUT_WRITE, RevisionListing
 from ckptzoo.hub.client.retry import HubRetryPolicy, NotThereError, RaceError
@@ -329,9 +327,9 @@ def _read_verified(root: Path) -> LocalZoo:
     if not root.is_dir():
         got = "a file" if root.exists() else "nothing"
         raise ZooError(Problem(str(root), "a zoo", "a folder", got, "Make one with ckptzoo.create."))
-    trees = list_trees(Folder(root))  # before verify, so that nothing is published that was not verified
     # not the weights: each shard is compared with its digest before it is sent
-    if problems := verify(root, deep=False):
+    problems, trees = verified_trees(root)
+    if problems:
         raise IntegrityError(problems)
     local = read_local(root, trees)
     if problems := links_outside(local):

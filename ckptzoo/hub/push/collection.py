@@ -7,7 +7,7 @@ from shlex import quote
 
 from ckptzoo.errors import HubError, IntegrityError, Problem, SpecError
 from ckptzoo.format.files import DEREFERENCE, Folder, leads_outside
-from ckptzoo.format.reader import list_trees, read_contents, zoo_folders
+from ckptzoo.format.reader import list_trees, read_contents, read_trees, zoo_folders
 from ckptzoo.hub.card.collection import card_or_default, collection_readme, licences_of
 from ckptzoo.hub.card.pictures import check_pictures
 from ckptzoo.hub.client.models import RepoFile, RevisionListing
@@ -60,9 +60,10 @@ def read_collection(root: Path) -> LocalCollection:
     if outside:
         raise IntegrityError(outside)
     # listed before they are verified, so that nothing is published that was not verified
-    trees = {name: list_trees(Folder(root / name)) for name in zoo_folders(root)}
+    listed = {name: list_trees(Folder(root / name)) for name in zoo_folders(root)}
     if problems := verify_collection(root, deep=False):
         raise IntegrityError(problems)
+    trees = {name: read_trees(Folder(root / name), named=named) for name, named in listed.items()}
     zoos = {name: read_local(root / name, found) for name, found in trees.items()}
     files = Folder(root)
     pictures = check_pictures(files, card_or_default(files, root.name))

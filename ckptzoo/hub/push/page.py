@@ -1,10 +1,12 @@
 """README.md of a repository, for what it holds or will hold, from the card that a person wrote."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.format.files import Files
-from ckptzoo.format.reader import read_contents
+from ckptzoo.format.reader import contents_of, read_contents
+from ckptzoo.format.tree import Tree
 from ckptzoo.hub.card import card_in, readme
 from ckptzoo.hub.card.croissant import croissant
 from ckptzoo.hub.card.pictures import check_pictures
@@ -35,13 +37,15 @@ class ReadmePage:
         return {name: data for name, data in made.items() if data is not None}
 
 
-def page_of(files: Files, repo: str, card: Card, folder: str = "") -> ReadmePage:
+def page_of(
+    files: Files, repo: str, card: Card, folder: str = "", trees: Mapping[str, Tree] | None = None
+) -> ReadmePage:
     """Make the page of a zoo in a repository, ``org/zoo``, or in a folder of one.
 
-    Raises ``SpecError`` where the card is another zoo's, or names a picture that is not among the files;
-    ``IntegrityError`` where the zoo is damaged.
+    ``trees`` are those of the files, where they were read before. Raises ``SpecError`` where the card is another
+    zoo's, or names a picture that is not among the files; ``IntegrityError`` where the zoo is damaged.
     """
-    contents = read_contents(files)
+    contents = read_contents(files) if trees is None else contents_of(files, trees)
     zoo = Zoo(contents, {}, standing(contents))
     if card.name != zoo.name:
         step = "Name the zoo in the card, or take the card of this zoo."
@@ -52,7 +56,9 @@ def page_of(files: Files, repo: str, card: Card, folder: str = "") -> ReadmePage
     return ReadmePage(readme(zoo, here, folder).encode(), notes, croissant=croissant(zoo, here))
 
 
-def page_or_note(files: Files, repo: str, folder: str = "", *, local_card: bool) -> ReadmePage:
+def page_or_note(
+    files: Files, repo: str, folder: str = "", *, local_card: bool, trees: Mapping[str, Tree] | None = None
+) -> ReadmePage:
     """Make the page as ``page_of``, from the card among the files; a note where there is no page to make.
 
     With ``local_card`` the card is in the caller's folder, where it can be corrected: ``SpecError`` says that it is not
@@ -61,7 +67,7 @@ def page_or_note(files: Files, repo: str, folder: str = "", *, local_card: bool)
     try:
         if files.size(CARD_TOML) is None:
             return ReadmePage(None, (NO_CARD,), has_card=False)
-        return page_of(files, repo, card_in(files), folder)
+        return page_of(files, repo, card_in(files), folder, trees)
     except (SpecError, IntegrityError) as error:
         if local_card and isinstance(error, SpecError):
             raise

@@ -118,7 +118,9 @@ def plan_push(
         _check_same_bytes(repository.name, lacking, stored)
         (incomplete if lacking else complete).append(part)
     stored_parts = _parts_in(stored)
+    known = local.trees
     if listing is not None and not stored_parts <= {part.path for part in local.parts}:
+        known = None
         trees = merged_trees(repository, listing, [part for part in local.parts if part.path in stored_parts])
         incomplete = [part for part in incomplete if not _is_there_renumbered(trees, part)]
         _check_clashes(repository.name, trees, [part for part in incomplete if part.path not in stored_parts])
@@ -126,9 +128,9 @@ def plan_push(
     there, parts = listing or RevisionListing("", {}), [*complete, *incomplete]
     files = merged_files(repository, there, parts, local.documents | local.card_files)
     _check_room(repository.name, files, {part.part.tree for part in incomplete})
-    last, notes = _card_batch(local, repository, there, files)
+    last, notes = _card_batch(local, repository, there, files, known)
     if snapshot:
-        last = last.merge(snapshot_batch(repository, there, parts))
+        last = last.merge(snapshot_batch(repository, there, parts, known))
     batches = pack([documents, *added, last])
     already = len(local.parts) - len(incomplete)
     return PushPlan(None if listing is None else listing.commit, batches, already, notes, files)
@@ -177,14 +179,22 @@ def merged_files(
     return OverlayFiles(repository, listing, local)
 
 
-def snapshot_batch(repository: RepositoryFiles, listing: RevisionListing, parts: list[LocalPart]) -> CommitBatch:
-    """Make a snapshot of what the repository will hold, in place of those that it has; empty where one covers it."""
+def snapshot_batch(
+    repository: RepositoryFiles,
+    listing: RevisionListing,
+    parts: list[LocalPart],
+    trees: Mapping[str, Tree] | None = None,
+) -> CommitBatch:
+    """Make a snapshot of what the repository will hold, in place of those that it has; empty where one covers it.
+
+    ``trees`` are those that it will hold, where they were read before.
+    """
     stored = listing.files
     old = _snapshots_in(stored)
     count = len(_parts_in(stored) | {part.path for part in parts})
     if count == 0 or (any(_parts_covered(name) == count for name in old) and count == len(_parts_in(stored))):
         return CommitBatch()
-    trees = merged_trees(repository, listing, parts)
+    trees = merged_trees(repository, listing, parts) if trees is None else trees
     differ = ids_differ(trees.get(layout.PARTS, empty_tree()))
     name, data = snapshot_format.encode(trees, ids_differ=differ)
     if is_stored(data, stored.get(name)):
@@ -216,11 +226,16 @@ def _parts_in(names: Iterable[str]) -> set[str]:
 
 
 def _card_batch(
-    local: LocalZoo, repository: RepositoryFiles, listing: RevisionListing, files: OverlayFiles
+    local: LocalZoo,
+    repository: RepositoryFiles,
+    listing: RevisionListing,
+    files: OverlayFiles,
+    trees: Mapping[str, Tree] | None,
 ) -> tuple[CommitBatch, tuple[str, ...]]:
     """Return card, pictures and page of what the repository will hold; the folder's own page without a card."""
     stored, card_files = listing.files, dict(local.card_files)
-    page = page_or_note(files, repository.repo, repository.folder, local_card=CARD_TOML in card_files)
+    has_card = CARD_TOML in card_files
+    page = page_or_note(files, repository.repo, repository.folder, local_card=has_card, trees=trees)
     if page.has_card and (page.data is not None or layout.README in stored):
         for name in (layout.README, layout.CROISSANT):
             card_files.pop(name, None)

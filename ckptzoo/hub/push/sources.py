@@ -2,17 +2,19 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import limits
 from ckptzoo.format.files import DEREFERENCE, Folder, check_span, folders_of, leads_outside
-from ckptzoo.format.part import Part, read_part, read_rows
+from ckptzoo.format.part import Part, read_rows
 from ckptzoo.format.splits import split_names
+from ckptzoo.format.tree import Tree
 from ckptzoo.hub.card import card_in
 from ckptzoo.hub.card.explorer import check_explorer
 from ckptzoo.hub.card.pictures import check_pictures
@@ -45,31 +47,36 @@ class LocalPart:
 
 @dataclass(frozen=True)
 class LocalZoo:
-    """A zoo's folder: documents, splits, releases, card files, pictures, and parts: raw first, each tree in order."""
+    """A zoo's folder: documents, splits, releases, card files, pictures, and parts: raw first, each tree in order.
+
+    ``trees`` are those of the parts.
+    """
 
     root: Path
     documents: dict[str, LocalFile]
     card_files: dict[str, LocalFile]
     parts: tuple[LocalPart, ...]
+    trees: Mapping[str, Tree] = field(default_factory=dict, repr=False)
 
 
-def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
-    """Read what a zoo's folder holds of these trees, ``trees`` with the names of their parts.
+def read_local(root: Path, trees: Mapping[str, Tree]) -> LocalZoo:
+    """Read what a zoo's folder holds of these trees, which were checked.
 
-    Shards are not read: their digests are those of the index. Rows and indices are, once. Raises
-    ``IntegrityError`` where a part's index cannot be read; ``SpecError`` where the card is not valid, the folder
-    lacks a picture that it names, or its explorer is too large.
+    Shards are not read: their digests are those of the index. Raises ``SpecError`` where the card is not valid, the
+    folder lacks a picture that it names, or its explorer is too large.
     """
     files = Folder(root)
     parts: list[LocalPart] = []
-    for tree, names in trees.items():
-        for name in names:
-            part, index = read_part(files, tree, name)
+    for tree in trees.values():
+        index = tree.blocks.select(["file", "tensor", "nbytes", "sha256", "part"])
+        shards: list[list[dict[str, Any]]] = [[] for _ in tree.parts]
+        for row in index.filter(index["tensor"].is_null()).to_pylist():
+            shards[row["part"]].append(row)
+        for part, own in zip(tree.parts, shards, strict=True):
             part_files = {f"{part.path}/{layout.METADATA}": hashed(root / part.path / layout.METADATA)}
-            shards = index.filter(index["tensor"].is_null())
-            columns = (shards[column].to_pylist() for column in ("file", "nbytes", "sha256"))
-            for file, nbytes, sha256 in zip(*columns, strict=True):
-                part_files[f"{part.path}/{file}"] = LocalFile(root / part.path / file, nbytes, sha256.hex())
+            for row in own:
+                path = f"{part.path}/{row['file']}"
+                part_files[path] = LocalFile(root / path, row["nbytes"], row["sha256"].hex())
             part_files[f"{part.path}/{layout.INDEX}"] = hashed(root / part.path / layout.INDEX)
             parts.append(LocalPart(part, part_files, root))
     pictures = check_pictures(files, card_in(files)) if (root / CARD_TOML).is_file() else ()
@@ -81,7 +88,7 @@ def read_local(root: Path, trees: Mapping[str, Sequence[str]]) -> LocalZoo:
             (*CARDS, *pictures, *check_explorer(files)),
         )
     )
-    return LocalZoo(root, documents, card_files, tuple(parts))
+    return LocalZoo(root, documents, card_files, tuple(parts), trees)
 
 
 def links_outside(zoo: LocalZoo) -> list[Problem]:

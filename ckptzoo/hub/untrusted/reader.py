@@ -30,6 +30,7 @@ from ckptzoo.hub.untrusted.protocol import LENGTH_BYTES, FileAnswer, Job, Worker
 from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP
 from ckptzoo.hub.untrusted.state_dicts import StateCandidate, find_state_dicts
 from ckptzoo.hub.untrusted.tensor_forms import Sparse
+from ckptzoo.hub.untrusted.torch_files import PLACES, place_of, read_places
 from ckptzoo.hub.untrusted.values import InertError, Numbers
 from ckptzoo.schema.architecture import ITEMSIZE
 
@@ -59,6 +60,8 @@ class _Answer:
             found = find_state_dicts(root, location=job.location, limits=self.limits, with_moments=not job.strict)
             _check_views(found, job.location, self.limits)
             indices: dict[tuple[Any, ...], int] = {}
+            if job.file_format == PLACES:
+                return [self._add_places(state) for state in found]
             return self._without_masks([self._add_state(state, indices, job.location) for state in found], job.location)
         except IntegrityError as error:
             answer = error
@@ -87,6 +90,12 @@ class _Answer:
             at.append(indices[key])
         buffers = tuple(place for place, name in enumerate(state.tensors) if name in state.buffers)
         return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out, buffers)
+
+    def _add_places(self, state: StateCandidate) -> WorkerResult:
+        """Return names with the indices of arrays that say where tensors are (``torch_files.place_of``)."""
+        at = range(len(self.arrays), len(self.arrays) + len(state.tensors))
+        self.arrays += [place_of(tensor) for tensor in state.tensors.values()]
+        return WorkerResult(state.key, tuple(state.tensors), tuple(at), state.facts, state.left_out, ())
 
     def _without_masks(self, results: list[WorkerResult], location: str) -> list[WorkerResult]:
         """Return the state dicts that are no masks; the others name these as left out."""
@@ -127,6 +136,8 @@ def _check_views(states: list[StateCandidate], location: str, limits: Limits) ->
 
 
 def _load(job: Job, data: bytes, limits: Limits) -> Any:
+    if job.file_format == PLACES:
+        return read_places(data, location=job.location, limits=limits)
     form = FORMS[job.file_format]
     assert form.read is not None
     root = form.read(data, job.location, limits, job.strict)

@@ -23,10 +23,11 @@ _MOMENT = re.compile(
 )
 _FIGURE = re.compile(
     r"(?:^|(?<=[-_. ]))(?:(?:val|valid|test|train)[-_.]?)?(?:accuracy|acc|loss|error|err|score|metric|f1|auc|fid|psnr)"
-    r"[-_=]?\d+(?:\.\d+)?(?=$|[-_. ])",
+    r"[-_=]?\d+(?:\.\d+)?(?=$|[-_. ])"
+    r"|(?:^|(?<=[-_. ]))(?:tokens?[-_=]?\d+(?:\.\d+)?[kmbt]?|\d+(?:\.\d+)?[kmbt][-_ ]?tokens?)(?=$|[-_. ])",
     re.IGNORECASE,
 )
-"""A figure in a name, which differs from one checkpoint of a run to the next."""
+"""A figure in a name, which differs from one checkpoint of a run to the next; OLMo's: step1000-tokens4B."""
 _EPOCH_AND_FIGURE = re.compile(
     r"(?P<name>weights|weights[-_.]improvement|model|checkpoint|ckpt)[-_.](?P<epoch>\d{2,6})-\d{1,6}\.\d{2,6}",
     re.IGNORECASE,

@@ -90,6 +90,22 @@ def read_safetensors(
     return {name: arrays[name] for name in described}, dict(metadata)
 
 
+def read_entries(text: bytes, *, size: int, location: str) -> tuple[tuple[Entry, ...], dict[str, str]]:
+    """Return the entries of the header of a safetensors file of ``size`` bytes, and its metadata.
+
+    Raises ``IntegrityError`` as ``read_safetensors`` does.
+    """
+    limits = Limits()
+    try:
+        described = parse(text, location=location, max_bytes=limits.header_bytes)
+        metadata = described.pop("__metadata__", {})
+        if len(described) > limits.tensors:
+            reject(location, "tensors", f"at most {limits.tensors} names", len(described), _STEP)
+        return _entries(text, described, size=size, location=location), dict(metadata)
+    except IntegrityError as error:
+        raise with_next_step(error.problems, _STEP) from None
+
+
 def _entries(text: bytes, described: Mapping[str, Any], *, size: int, location: str) -> tuple[Entry, ...]:
     """Return the header's entries, with any printable names.
 

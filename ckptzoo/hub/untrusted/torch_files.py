@@ -3,6 +3,9 @@
 from io import BytesIO
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ckptzoo.errors import IntegrityError
 from ckptzoo.hub.untrusted.archives import CheckedArchive, check_archive
 from ckptzoo.hub.untrusted.errors import reject
@@ -10,9 +13,11 @@ from ckptzoo.hub.untrusted.formats import LEGACY_MAGIC, FileForm, first_member
 from ckptzoo.hub.untrusted.inert import JoblibUnpickler, Unpickler
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.rules import TENSOR_STEP, VIEWS_STEP, check_globals, dtype_step
-from ckptzoo.hub.untrusted.values import InertError, Storage
+from ckptzoo.hub.untrusted.values import InertError, Storage, TorchTensor
 from ckptzoo.schema.architecture import ITEMSIZE
 
+PLACES = "torch-places"
+"""The form of a ``data.pkl`` without the numbers beside it, for ``read_places``."""
 _PREFACE_PICKLES = 3
 """Pickles before the object's in the format before torch 1.6: a magic number, a version, facts about the machine."""
 _ARRAYS_OF_JOBLIB = b"NumpyArrayWrapper"
@@ -36,6 +41,26 @@ def read_torch(data: bytes, *, location: str, limits: Limits, strict: bool, leve
 def read_pickle(data: bytes, *, location: str, limits: Limits) -> Any:
     """Read a plain pickle, with the files of torch.save inside it, and arrays that joblib wrote in it."""
     return _PickleReader(data, location, limits, strict=False, level=0).load(of_joblib=_ARRAYS_OF_JOBLIB in data)
+
+
+def read_places(data: bytes, *, location: str, limits: Limits) -> Any:
+    """Read the ``data.pkl`` of a file of torch.save alone: the tensors in it say where their numbers are."""
+    reader = _PickleReader(data, location, limits, strict=False, level=0)
+    root = reader.load(with_storages=True)
+    reader.check_sizes()
+    return root
+
+
+def place_of(tensor: Any) -> NDArray[np.int64]:
+    """Return the place of a tensor as integers: its storage's key, its first byte there, its dtype, its shape.
+
+    The key is -1 where the numbers are not in one piece in a storage of a file of torch.save; dtypes are counted in the
+    order of ``ITEMSIZE``.
+    """
+    dtype, shape = list(ITEMSIZE).index(str(tensor.dtype)), tuple(tensor.shape)
+    if isinstance(tensor, TorchTensor) and tensor.is_contiguous and tensor.storage.key.isdecimal():
+        return np.array([int(tensor.storage.key), tensor.offset * tensor.itemsize, dtype, *shape], np.int64)
+    return np.array([-1, 0, dtype, *shape], np.int64)
 
 
 class _PickleReader:

@@ -188,6 +188,17 @@ class TorchTensor(Numbers):
     def stored(self) -> tuple[int, int]:
         return id(self.storage), self.storage.nbytes
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether its numbers are one after another in the storage, in order, as they are."""
+        expected, steps = 1, list[int]()
+        for length in reversed(self.shape):
+            steps.append(expected)
+            expected *= length
+        # the stride of an axis of one number means nothing
+        pairs = zip(self.shape, self.strides, reversed(steps), strict=True)
+        return not self.negative and all(length == 1 or stride == step for length, stride, step in pairs)
+
     def read(self) -> NDArray[Any]:
         if self._dtype not in ITEMSIZE:
             raise InertError("dtype", "one of " + ", ".join(ITEMSIZE), self._dtype)

@@ -7,7 +7,6 @@ from shlex import quote
 from typing import TypeVar
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo import archs, image_sets
@@ -22,6 +21,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
+from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.symmetry import GAUGES
 
 BATCH_BYTES = 16 * 2**20
@@ -51,11 +51,6 @@ def weight_names(arch: Architecture) -> list[str]:
     return [name for name in parameters if len(arch[name].shape) > 1] or parameters
 
 
-def usable_rows(metadata: pa.Table) -> NDArray[np.bool_]:
-    """(N,) the checkpoints that are finite and did not diverge, as far as is known."""
-    return ~flags(metadata, "diverged") & flags(metadata, "finite", missing=True)
-
-
 def usable_members(zoo: Zoo, least: int) -> Zoo:
     """The members finite and not diverged at their last step; raises ``ZooError`` if there are fewer than ``least``."""
     last = zoo.last_steps()
@@ -64,11 +59,6 @@ def usable_members(zoo: Zoo, least: int) -> Zoo:
         expected, got = f"{least:,} or more that are finite and did not diverge", f"{len(usable):,} of {len(last):,}"
         raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))
     return usable
-
-
-def flags(metadata: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
-    """(N,) a column of true and false, with ``missing`` where it holds nothing."""
-    return metadata[column].fill_null(missing).to_numpy().astype(np.bool_)
 
 
 def evenly(number: int, limit: int) -> NDArray[np.int64]:
@@ -183,7 +173,7 @@ def default_sets(zoo: Zoo) -> tuple[str | None, tuple[str, ...]]:
     images with the same classes. A sample stands for no data set: it is taken where it has labels and no whole set has,
     and never as other data.
     """
-    datasets = {name.lower().rpartition("/")[2] for name in zoo.metadata["dataset"].drop_null().unique().to_pylist()}
+    datasets = {name.lower().rpartition("/")[2] for name in zoo.column("dataset").drop_null().unique().to_pylist()}
     labelled = [name for name in zoo.predicted if zoo.predictions(name).targets is not None]
     own = min(labelled, key=lambda name: (is_sample(name), name.partition("/")[0] not in datasets), default=None)
     others = (name for name in zoo.predicted if name not in labelled and not is_sample(name))
@@ -196,7 +186,7 @@ def _has_own_classes(name: str, datasets: Iterable[str]) -> bool:
 
 def predict_command(zoo: Zoo, *others: str) -> str:
     """The command that stores predictions with labels, those on the data set of the networks, and on other sets."""
-    folder, datasets = zoo.contents.files.here, zoo.metadata["dataset"].drop_null().unique().to_pylist()
+    folder, datasets = zoo.contents.files.here, zoo.column("dataset").drop_null().unique().to_pylist()
     own = f"{datasets[0]}/test" if len(datasets) == 1 else "mnist/test"
     labelled = any(zoo.predictions(item).targets is not None for item in zoo.predicted)
     names = list(others) if labelled and others else [own, *others]

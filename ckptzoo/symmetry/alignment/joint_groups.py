@@ -22,8 +22,8 @@ from ckptzoo.symmetry.kinds.registry import matrix_kind_of, permutations_of, wit
 from ckptzoo.symmetry.matrix_action import MixedChannels, mixed_channels, multiply
 from ckptzoo.symmetry.ordering import leaders
 
-_PIECE = 2**18
-"""Elements that are multiplied in float64 at a time."""
+_PIECE = 2**15
+"""Elements that are multiplied in float64 at a time: both factors stay in a core's second-level cache."""
 Arrays = Mapping[str, NDArray[np.floating]]
 """Tensor name to (K, *shape)."""
 
@@ -180,8 +180,10 @@ def products(first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArr
     found, step = np.empty(len(other)), max(1, _PIECE // max(1, other.shape[1]))
     for start in range(0, len(other), step):
         some = slice(start, start + step)
+        ours = other[some].astype(np.float64)
+        theirs = ours if first is second else one[some if len(one) > 1 else slice(1)].astype(np.float64)
         # a sum along contiguous rows adds each row in an order of its own; einsum's depends on the number of rows
-        found[some] = (one[some if len(one) > 1 else slice(1)].astype(np.float64) * other[some]).sum(axis=1)
+        found[some] = np.multiply(ours, theirs, out=ours).sum(axis=1)
     return found
 
 

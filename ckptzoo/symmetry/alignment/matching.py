@@ -225,7 +225,10 @@ class Matcher(Ascent):
             place: int, some: Arrays, current: GroupElement, rows: NDArray[np.int64]
         ) -> tuple[GroupElement, NDArray[np.bool_]]:
             joint = self.joint_groups[place]
-            found, rise, rounding = self._visit(joint, some, current, rows)
+            if any(action.blocks > 1 for name in joint.quadratic for action in self.symmetry.actions_on(name)):
+                found, rise, rounding = self._visit_moved(joint, some, current, rows)
+            else:
+                found, rise, rounding = self._visit(joint, some, current, rows)
             better = rise > rounding
             if least[place]:
                 better &= rise > least[place] / 2 * (squares - 2 * value)[rows]
@@ -266,6 +269,22 @@ class Matcher(Ascent):
         sizes = sum(np.abs(gain).sum(axis=(1, 2), dtype=np.float64) / gain.shape[1] for gain in gains.values())
         precision = np.finfo(next(iter(gains.values())).dtype).eps
         return replace(found, scales=scales), value - before, _ROUNDING * precision * (sizes + np.abs(value))
+
+    def _visit_moved(
+        self, joint: JointGroups, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]
+    ) -> tuple[GroupElement, NDArray[np.float64], NDArray[np.float64]]:
+        """Return the same from networks that are moved to where they are now.
+
+        Blocks of one axis that are those of another move with it, so that the channels of each would be counted from
+        where the other axis has brought them.
+        """
+        moved = {
+            name: placed(array, self.symmetry.actions_on(name), current, self.symmetry)
+            for name, array in arrays.items()
+        }
+        found, rise, rounding = self._visit(joint, moved, GroupElement.identity(self.symmetry, len(rows)), rows)
+        held = GroupElement({group.id: current.perms[group.id] for group in joint.groups}, {})
+        return found.compose(held), rise, rounding
 
     def _terms(
         self, joint: JointGroups, group: Group, arrays: Arrays, current: GroupElement, rows: NDArray[np.int64]

@@ -80,8 +80,9 @@ class Signatures:
             gains[view.leader] += gain
             if most is not gains and bounding[number]:
                 most[view.leader] += gain
-            # sums along the last axis are taken in one order for all channels, so that equal slices have equal keys
-            keys[view.leader] += (ours * weights_of(number, ours.shape[2])).sum(axis=2, dtype=np.float64)
+            # sums are taken in one order for all channels, so that equal slices have equal keys
+            features = ours.shape[2]
+            keys[view.leader] += products(weights_of(number, features)[None], ours.reshape(-1, features)).reshape(K, -1)
         found, bound, _ = assign_jointly(joint, gains, (), None)
         if most is not gains:
             _, bound, _ = assign_jointly(joint, most, (), None)

@@ -18,9 +18,10 @@ from ckptzoo.symmetry.arrays import is_float
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.identity.forms import Arrays, form_of
 from ckptzoo.symmetry.identity.invariants import Invariants, describe_blocks, invariants
-from ckptzoo.symmetry.identity.kinds import KINDS
 from ckptzoo.symmetry.identity.neighbours import apart
+from ckptzoo.symmetry.kinds.matrix import Matrix, matrix_shape
 from ckptzoo.symmetry.kinds.permutation import block_move
+from ckptzoo.symmetry.kinds.registry import matrix_kind_of
 from ckptzoo.symmetry.matrix_action import joined_rows, mixed_channels, multiply
 from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.ordering import leaders, shape_of
@@ -63,7 +64,7 @@ def distances(first: Arrays, others: Arrays, symmetry: Symmetry, tolerance: floa
             continue
         one = {name: array[number : number + 1] for name, array in some.items()}
         turning, moved = _ordered(reference, described[number : number + 1], one, perms, symmetry)
-        for start in (False, True) if any(group.matrix_shape for group in symmetry.groups) else (False,):
+        for start in (False, True) if any(_open_matrices(symmetry)) else (False,):
             turned = dict(moved)
             if start:
                 _start(reference, turning, turned, symmetry)
@@ -110,7 +111,8 @@ def _matched(first: Invariants, second: Invariants, symmetry: Symmetry, reach: f
         inside = np.tile(np.arange(blocks.k), (blocks.g, 1))
         if not isinstance(group.perm, Fixed):
             left, right = (side.channels[group.id].reshape(blocks.g, blocks.k, -1) for side in (first, second))
-            if blocks.inner == "free" and KINDS[group.scale].moves:
+            kind = matrix_kind_of(group)
+            if blocks.inner == "free" and (kind is None or kind.one_by_one):
                 for number, place in enumerate(outer.tolist()):
                     if (perm := _nearest(left[number], right[place], reach)) is None:
                         return None
@@ -183,28 +185,34 @@ def _permutation(perms: Arrays, symmetry: Symmetry) -> GroupElement:
 
 def _start(first: Invariants, turning: Arrays, moved: dict[str, np.ndarray], symmetry: Symmetry) -> None:
     """Turn all channels to where their descriptions are closest; leave them where descriptions determine nothing."""
+    for group, kind in _open_matrices(symmetry):
+        blocks, k = matrix_shape(group)[:2]
+        sides = [side.reshape(1, blocks, k, -1) for side in (first.turning[group.id], turning[group.id])]
+        size = np.linalg.norm(sides[0], axis=(2, 3), keepdims=True) / np.sqrt(k)
+        rest = np.broadcast_to(np.eye(k) * size * STAY, (1, blocks, k, k))
+        _multiply(moved, group, kind.closest(group, (sides[0], rest), (sides[1], rest)), symmetry)
+
+
+def _open_matrices(symmetry: Symmetry) -> Iterator[tuple[Group, Matrix]]:
+    """Yield the groups with matrices that the gauge leaves open, with their kinds."""
     for group in symmetry.groups:
-        if (shape := group.matrix_shape) is not None:
-            blocks, k = shape[:2]
-            sides = [side.reshape(1, blocks, k, -1) for side in (first.turning[group.id], turning[group.id])]
-            size = np.linalg.norm(sides[0], axis=(2, 3), keepdims=True) / np.sqrt(k)
-            rest = np.broadcast_to(np.eye(k) * size * STAY, (1, blocks, k, k))
-            _multiply(moved, group, KINDS[group.scale].closest((sides[0], rest), (sides[1], rest)), symmetry)
+        if (kind := matrix_kind_of(group)) is not None and kind.stays_open:
+            yield group, kind
 
 
 def _turned(first: Arrays, moved: dict[str, np.ndarray], sizes: Arrays, symmetry: Symmetry, tolerance: float) -> float:
     """Return the distance to the first of one checkpoint, whose matrices are turned in place."""
-    groups = [group for group in symmetry.groups if group.matrix_shape is not None]
+    groups = list(_open_matrices(symmetry))
     best = float(_distances(first, moved, sizes)[0][0])
     for _ in range(SWEEPS if groups else 0):
         if best <= tolerance:
             break
-        for group in groups:
+        for group, kind in groups:
             sides = [
                 [joined_rows(arrays, group, symmetry, inverted=side) for side in (False, True)]
                 for arrays in (first, moved)
             ]
-            _multiply(moved, group, KINDS[group.scale].closest(*sides), symmetry)
+            _multiply(moved, group, kind.closest(group, *sides), symmetry)
         distance = float(_distances(first, moved, sizes)[0][0])
         if not distance < LEAST_GAIN * best:
             return min(best, distance)

@@ -14,8 +14,9 @@ import numpy as np
 
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.identity.kinds import KINDS, Description, InvariantKind
-from ckptzoo.symmetry.identity.tensor_sums import TensorSums, norms, random_signs
+from ckptzoo.symmetry.identity.tensor_sums import Description, TensorSums, norms, random_signs
+from ckptzoo.symmetry.kinds.kind import Kind
+from ckptzoo.symmetry.kinds.registry import FACTORS, kinds_of, permutations_of
 
 Arrays = Mapping[str, np.ndarray]
 Scaled = tuple[np.ndarray, np.ndarray | float]
@@ -49,9 +50,9 @@ class SettledForm(Description):
     near: int | None = None
     """``NEAR`` where near checkpoints are looked for."""
 
-    def kind(self, group: Group) -> InvariantKind:
+    def kind(self, group: Group) -> Kind:
         # signs are settled too
-        return KINDS["none"]
+        return permutations_of(group)
 
     def values(self, tensors: Sequence[TensorSums], arrays: Arrays, symmetry: Symmetry) -> list[Scaled]:
         """Return the weights of each tensor, scaled, and what its size adds to the sketches."""
@@ -79,8 +80,8 @@ class _Open(SettledForm):
 
     features, slope, near, turns = 16, 4, NEAR, True
 
-    def kind(self, group: Group) -> InvariantKind:
-        return KINDS[group.scale]
+    def kind(self, group: Group) -> Kind:
+        return FACTORS.get(group.scale) or permutations_of(group)
 
     def values(self, tensors: Sequence[TensorSums], arrays: Arrays, symmetry: Symmetry) -> list[Scaled]:
         some = {tensor.name: arrays[tensor.name] for tensor in tensors}
@@ -122,7 +123,7 @@ SETTLED, OPEN = SettledForm(), _Open()
 
 def form_of(symmetry: Symmetry) -> SettledForm:
     """Return the form that the kinds of a table need."""
-    return OPEN if any(KINDS[group.scale].turns for group in symmetry.groups) else SETTLED
+    return OPEN if any(kind.stays_open for group in symmetry.groups for kind in kinds_of(group)) else SETTLED
 
 
 def rounding_tolerance(dtypes: Iterable[np.dtype[Any]], symmetry: Symmetry) -> float:
@@ -132,7 +133,7 @@ def rounding_tolerance(dtypes: Iterable[np.dtype[Any]], symmetry: Symmetry) -> f
     and matrices to an error of its own, which exceeds the rounding of float64: ``max(4 eps, 8 * 2^-40)``, ``4 eps``
     where no channel has a size, and ``max(32 eps, 1e-11)`` where there are matrices.
     """
-    kinds = [KINDS[group.scale] for group in symmetry.groups]
+    kinds = [kind for group in symmetry.groups for kind in kinds_of(group)]
     eps = max((float(ml_dtypes.finfo(dtype).eps) for dtype in dtypes if dtype.kind not in "iub"), default=0.0)
-    stored = eps * max((kind.roundings for kind in kinds), default=InvariantKind.roundings)
+    stored = eps * max((kind.roundings for kind in kinds), default=Kind.roundings)
     return max([stored, *(kind.gauge_error for kind in kinds)]) if stored else 0.0

@@ -1,7 +1,20 @@
-"""Invariants: numbers that describe a checkpoint and its channels, and that no element of the group changes.
+r"""Invariants: numbers that describe a checkpoint and its channels, and that no element of the group changes.
 
 They are smooth in the weights: rounding changes them by rounding alone. Checkpoints whose invariants are close may be
 one network; ``comparison.py`` decides, weight by weight.
+
+In the gauge ``canonical`` scales have size 1 and blocks of matrices are balanced, so that two networks of one orbit
+differ by permutations, signs and orthogonal matrices alone, whatever decided the order of singular values.
+
+A permutation moves channels, and what describes a channel moves with it. Channels that a sign or a matrix mixes have
+features that are mixed with them: with ``V = sum w C`` over the weights w of a channel and the features C of the
+channels on the other axes, an orthogonal matrix R on the channel gives R V, and
+
+.. math:: C' = \sqrt 2 V (1 + |V|^2 / k)^{-1/2} M
+
+with a fixed matrix M on the features, and the norm of a block of k channels, gives R C'. Signs are such blocks of one
+channel, complex numbers of two. Of invertible matrices what is written is read with the features that come from what is
+read, and the other way round: these products need no inverse, so that blocks of low rank have smooth invariants too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,8 +28,8 @@ from ckptzoo.schema.groups import Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import is_float, to_numpy
 from ckptzoo.symmetry.identity.forms import SettledForm, form_of
-from ckptzoo.symmetry.identity.kinds import Turning
 from ckptzoo.symmetry.identity.tensor_sums import TensorSums, generator, order_key, random_signs
+from ckptzoo.symmetry.kinds.kind import Turning
 from ckptzoo.symmetry.ordering import leaders
 
 INVARIANT_BYTES = 32 * 2**20
@@ -51,11 +64,11 @@ def invariants(weights: Mapping[str, Any], symmetry: Symmetry, form: SettledForm
         V_i = sum_t sqrt(n) / N_t sum_{j, s} w_t[i, j, s] C_j r_s
 
     over the tensors t with an axis for the group and their sizes N, where j runs over the channels on the other axes
-    and s over the positions that stay, with random signs r. Where permutations act, ``U = V / sqrt(1 + V^2)``
-    describes the channel, and ``C = sqrt(2) cos(W U + b)`` with random W and b are its next features; kinds.py says
-    what signs and matrices turn. The sketch is ``sum_t <w_t, C r> / N_t``, and for open forms also the logarithms of
-    the sizes. Weights (K, *shape) are finite and in the gauge ``canonical``. Memory for 32 MiB of them in float64, and
-    F numbers a channel.
+    and s over the positions that stay, with random signs r. Where permutations act, ``U = V / sqrt(1 + V^2)`` describes
+    the channel, and ``C = sqrt(2) cos(W U + b)`` with random W and b are its next features; kinds say what signs and
+    matrices turn (``Kind.turnings``). The sketch is ``sum_t <w_t, C r> / N_t``, and for open forms also the logarithms
+    of the sizes. Weights (K, *shape) are finite and in the gauge ``canonical``. Memory for 32 MiB of them in float64,
+    and F numbers a channel.
     """
     form = form or form_of(symmetry)
     arrays = {name: to_numpy(array) for name, array in sorted(weights.items())}
@@ -149,7 +162,7 @@ class _Features:
             for turning in turnings
         }
         # channels that matrices mix are described by the sizes of their blocks alone
-        self._ordered = {group.id: group.n for group in leaders(symmetry) if not form.kind(group).turns}
+        self._ordered = {group.id: group.n for group in leaders(symmetry) if not form.kind(group).stays_open}
         self._keys = {name: order_key(symmetry[name]) for name in self._ordered}
 
     def initial(self, K: int) -> dict[str, np.ndarray]:

@@ -9,9 +9,23 @@ import numpy as np
 from ckptzoo.schema.groups import AxisAction, Fixed, Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Listing, listings
-from ckptzoo.symmetry.identity.kinds import Description
+from ckptzoo.symmetry.kinds.kind import Kind
+from ckptzoo.symmetry.kinds.matrix import Matrix
 from ckptzoo.symmetry.matrix_action import matrices_of, mixed_channels
 from ckptzoo.symmetry.ordering import shape_of
+
+
+class Description:
+    """The number of features that describe a channel and a network, and the kinds that they distinguish."""
+
+    features: int
+    """Numbers that describe a channel or a network."""
+    turns = False
+    """Whether it leaves open what signs and matrices do."""
+
+    def kind(self, group: Group) -> Kind:
+        """Return the kind of a group, as it is described."""
+        raise NotImplementedError
 
 
 def generator(name: str) -> np.random.Generator:
@@ -72,7 +86,8 @@ class _Lister:
         parts = [0, 0]
         found = self._mixed()
         for number, listing in enumerate(listings(self._action, self._symmetry)):
-            if matrices_of(self._symmetry, listing.group) is not None:
+            owner = matrices_of(self._symmetry, listing.group)
+            if owner is not None and (self._action.role == "gain" or self._open_matrices(owner) is not None):
                 continue  # mixed, or gains, which are 1
             leader = self._symmetry.leader(listing.group)
             turned = self._form.kind(self._symmetry[listing.group]).turned_by(self._action)
@@ -93,12 +108,19 @@ class _Lister:
         found: list[ListedChannels] = []
         for number, mixed in enumerate(mixed_channels((self._action.without_others_inside,), self._symmetry)):
             blocks, k, count = mixed.places.shape
-            name, group = f"{self._name} {number} mixed", self._symmetry[mixed.group]
+            if (kind := self._open_matrices(mixed.group)) is None:
+                continue
+            name = f"{self._name} {number} mixed"
             salt = random_signs(name, 1, self._form.features)
             signs = random_signs(f"{name} places", count, self._form.features)
-            keys = self._form.kind(group).keys(group, mixed.inverted)
+            keys = kind.keys(self._symmetry[mixed.group], mixed.inverted)
             found.append(ListedChannels(*keys, mixed.places.reshape(blocks * k, count), signs, salt))
         return found
+
+    def _open_matrices(self, name: str) -> Matrix | None:
+        """Return the kind of a group's matrices; None where the gauge settles them."""
+        kind = self._form.kind(self._symmetry[name])
+        return kind if isinstance(kind, Matrix) and kind.stays_open else None
 
     def _channels(self, name: str, key: str, listing: Listing, inside: _Inside | None) -> ListedChannels:
         """Return channels that take the permutation of a leader, which read from the key and add to it."""
@@ -130,12 +152,12 @@ class _Lister:
         if listing.inside is None:
             return None
         name, channels = listing.inside
-        if (owner := matrices_of(self._symmetry, name)) is None:
+        owner = matrices_of(self._symmetry, name)
+        if owner is None or (kind := self._open_matrices(owner)) is None:
             turned = self._form.kind(self._symmetry[name]).turned_by(self._action)
             key = name if turned else order_key(self._symmetry.leader(name))
             return _Inside(key, key, channels)
-        group = self._symmetry[owner]
-        kind, inverted = self._form.kind(group), (self._action.exponent == -1) != listing.inverse
+        group, inverted = self._symmetry[owner], (self._action.exponent == -1) != listing.inverse
         return _Inside(*kind.keys(group, inverted), kind.positions(channels, listing.part))
 
 

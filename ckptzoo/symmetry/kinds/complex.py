@@ -5,7 +5,7 @@ keys b of such a pair only ``a_i conj(b_j)`` counts, so that ``(c a, b / conj(c)
 that is not 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ class Complex(Matrix):
     """Real and imaginary parts (K, n, 2)."""
 
     among, signs = "nonzero", "sign"
-    balances = one_by_one = True
+    balances = one_by_one = stays_open = True
 
     def identity(self, group: Group, K: int) -> np.ndarray:
         return np.tile([1.0, 0.0], (K, group.n, 1))
@@ -79,6 +79,21 @@ class Complex(Matrix):
     def greatest(self, group: Group, gains: np.ndarray) -> np.ndarray:
         """Return the sum of the moduli."""
         return np.abs(np.diagonal(gains, axis1=-2, axis2=-1)).sum(axis=-1)
+
+    def positions(self, channels: np.ndarray, part: int | None) -> np.ndarray:
+        """Return the places of real and imaginary parts, which take turns."""
+        return 2 * channels + (np.arange(channels.shape[1]) % 2 if part is None else part)
+
+    def closest(self, group: Group, first: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray:
+        """Return phases."""
+        products = np.zeros(first[0].shape[:-2], np.complex128)
+        for one, two in zip(first, other, strict=True):
+            numbers = [side[..., 0, :] + 1j * side[..., 1, :] for side in (one, two)]
+            products += (numbers[0] * numbers[1].conj()).sum(axis=-1)
+        sizes = np.abs(products)
+        phases = np.ones(sizes.shape, np.complex128)
+        np.divide(products, sizes, out=phases, where=sizes > 0)
+        return np.stack([phases.real, phases.imag], axis=-1)
 
     @staticmethod
     def value(gains: np.ndarray, value: np.ndarray) -> np.ndarray:

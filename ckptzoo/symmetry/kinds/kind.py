@@ -42,6 +42,12 @@ class Kind(ABC):
     """The scales among its values that only resize."""
     keeps_mean: bool = False
     """Whether no value changes the mean of the channels."""
+    roundings: ClassVar[int] = 4
+    """Units of the stored precision by which the weights of one network in the gauge ``canonical`` differ at most."""
+    gauge_error: float = 0.0
+    """The relative error of what that gauge settles."""
+    stays_open: ClassVar[bool] = False
+    """Whether it leaves more open than an order of channels and signs, so that only smooth numbers can be compared."""
 
     @property
     def beside_gains(self) -> str:
@@ -84,6 +90,16 @@ class Kind(ABC):
         """Return the dimensions of matrices in one element."""
         return 0
 
+    # How channels are described where rounding decides what a gauge leaves open.
+
+    def turnings(self, group: Group) -> Sequence["Turning"]:
+        """Return the features of a group's channels that are turned with them."""
+        return ()
+
+    def turned_by(self, action: AxisAction) -> bool:
+        """Whether an action turns the channels, and does not only permute them."""
+        return False
+
     # What it does to the mass, the sum of squared weights, from what the channels of a group write and read.
 
     def imbalance(self, written: "Side", read: "Side") -> tuple[np.ndarray, np.ndarray]:
@@ -106,6 +122,17 @@ class Kind(ABC):
     def lost(self, written: "Side", read: "Side") -> np.ndarray:
         """Return (K,) the number of channels that no value reaches at the least mass."""
         return np.zeros(written.K, np.int64)
+
+
+@dataclass(frozen=True)
+class Turning:
+    """Features (K, blocks * size, F) that signs or matrices change as they do the channels, one set a block."""
+
+    key: str
+    blocks: int
+    size: int
+    start: float = 0.0
+    """The features of the first round: 1 where the vector of ones stays under the matrices, else 0."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,7 +37,7 @@ from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.kinds.equal_values import COARSEST, diagonalising, equal_below, margins, runs
-from ckptzoo.symmetry.kinds.kind import Shared, Side, half_log, refused
+from ckptzoo.symmetry.kinds.kind import Shared, Side, Turning, half_log, refused
 from ckptzoo.symmetry.kinds.matrix import Basis, Matrix, checked, matrix_shape, random_orthogonal
 from ckptzoo.symmetry.kinds.orthogonal import greatest_products, procrustes
 from ckptzoo.symmetry.matrix_action import Arrays, joined_rows, precision_of
@@ -56,7 +56,7 @@ class Linear(Matrix):
     """Invertible matrices (K, blocks, k, k)."""
 
     among, signs = "nonzero", "sign"
-    balances = whitens = True
+    balances = whitens = stays_open = True
 
     def random(self, group: Group, K: int, rng: np.random.Generator, spread: float, shared: Shared) -> np.ndarray:
         """Draw ``U diag(exp(spread * N(0, 1))) V`` with uniform orthogonal U and V."""
@@ -105,15 +105,35 @@ class Linear(Matrix):
         return resolve_equal(written, read, basis.values, precision)
 
     def white(self, group: Group, arrays: Arrays, symmetry: Symmetry) -> tuple[np.ndarray, np.ndarray]:
-        """Return symmetric matrices, where weights or else biases reach; directions that nothing reaches become 0."""
+        """Return symmetric matrices, where weights or else biases reach; directions that nothing reaches become 0.
+
+        Biases count where the weights have fewer columns than the block has channels, or where readers see more with
+        them. The rank of what is written alone would decide otherwise of a network and of its canonical form, in which
+        rows that nothing reads are 0.
+        """
         precision = precision_of(arrays, group, symmetry)
         written = joined_rows(arrays, group, symmetry, inverted=False)
         left, right, rank = _white(written, precision)
-        short = (rank < written.shape[-2]).any(axis=1)
-        if short.any():
+        k, m = written.shape[-2:]
+        short = np.flatnonzero((rank < k).any(axis=1))
+        if len(short):
             wide = joined_rows(arrays, group, symmetry, inverted=False, biases=True)[short]
+            if m >= k:
+                read = _transposed(joined_rows(arrays, group, symmetry, inverted=True)[short])
+                seen, seen_with_biases = (_rank(read @ side, precision) for side in (written[short], wide))
+                more = (seen_with_biases > seen).any(axis=1)
+                short, wide = short[more], wide[more]
             left[short], right[short], _ = _white(wide, precision)
         return left, right
+
+    def turnings(self, group: Group) -> Sequence[Turning]:
+        """Return the features of both sides: what is written is read with those from what is read."""
+        blocks, size, _ = matrix_shape(group)
+        return tuple(Turning(key, blocks, size) for key in self.keys(group, True))
+
+    def keys(self, group: Group, inverted: bool) -> tuple[str, str]:
+        written, read = f"{group.id}+", f"{group.id}-"
+        return (written, read) if inverted else (read, written)
 
     def imbalance(self, written: Side, read: Side) -> tuple[np.ndarray, np.ndarray]:
         """Return the nuclear norms of the differences of Gram matrices (K,), as shares of all masses too."""
@@ -272,6 +292,11 @@ def _fitting(where: str, A: NDArray[np.float64], B: NDArray[np.float64]) -> None
         expected, got = "(..., k, m) and (..., k, n) without empty axes", f"{A.shape} and {B.shape}"
         step = "Give both weights with the shared axis last but one, and the same stack."
         raise SymmetryError(Problem(where, "shapes of A and B", expected, got, step))
+
+
+def _rank(A: NDArray[np.float64], precision: float) -> NDArray[np.int64]:
+    """Return the ranks (...) of matrices (..., m, n)."""
+    return are_kept(np.asarray(np.linalg.svd(A, compute_uv=False), np.float64), precision).sum(axis=-1)
 
 
 def _white(

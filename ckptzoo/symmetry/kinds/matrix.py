@@ -5,6 +5,7 @@ are in the order of the permutation.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, SymmetryError
 from ckptzoo.schema.groups import Group
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.symmetry.kinds.kind import BlockKind, Shared, Turn, blocks_taken, refused
+from ckptzoo.symmetry.kinds.kind import BlockKind, Shared, Turn, Turning, blocks_taken, refused
 from ckptzoo.symmetry.matrix_action import Arrays, precision_of
 
 
@@ -60,6 +61,9 @@ class Matrix(BlockKind):
     one_by_one: ClassVar[bool] = False
     """Whether each channel has a number of its own, so that channels are permuted one by one."""
     least_fall: ClassVar[float] = 1e-6
+    # matrices of condition 10 multiply the rounding of a copy's entries
+    roundings = 32
+    gauge_error = 1e-11
 
     def turn(self, group: Group) -> Turn:
         """Return the first turn, as one visit solves a block."""
@@ -141,6 +145,23 @@ class Matrix(BlockKind):
         """Return matrices, for both sides, that give orthonormal rows to what writes a group that ``whitens``."""
         basis = self.settle(group, arrays, symmetry, precision_of(arrays, group, symmetry))
         return basis.left, basis.right
+
+    def turnings(self, group: Group) -> Sequence[Turning]:
+        blocks, size = matrix_shape(group)[:2]
+        return (Turning(group.id, blocks, size, float(self.keeps_mean)),) if self.stays_open else ()
+
+    def keys(self, group: Group, inverted: bool) -> tuple[str, str]:
+        """Return the keys of the features that are read where the channels are, and of those that the axis adds to."""
+        return group.id, group.id
+
+    def positions(self, channels: np.ndarray, part: int | None) -> np.ndarray:
+        """Return the places among the turned features of a group's channels (n, positions)."""
+        return channels
+
+    def closest(self, group: Group, first: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> np.ndarray:
+        """Return the values that bring sides of every block, (1, blocks, k, m), closest to those of the first."""
+        crossed = sum(one @ two.swapaxes(-1, -2) for one, two in zip(first, other, strict=True))
+        return self.best(group, np.asarray(crossed))
 
     @staticmethod
     def off_unit(value: np.ndarray) -> np.ndarray:

@@ -42,6 +42,8 @@ ORTHOGONAL = 1e-9
 class Orthogonal(Matrix):
     """Orthogonal matrices (K, blocks, k, k); with ``mean`` they keep the vector of ones."""
 
+    stays_open = True
+
     def __init__(self, *, mean: bool) -> None:
         self._mean = self.keeps_mean = mean
 

@@ -238,8 +238,8 @@ def _mixed(group: Group) -> bool:
 
 
 def _keeps_within_matrices(group: Group) -> bool:
-    """Whether channels keep their order as real matrices mix them; complex numbers are permuted one by one."""
-    return _mixed(group) and group.scale != "complex"
+    """Whether channels keep their order as matrices of blocks mix them; single numbers are permuted with theirs."""
+    return group.matrix_shape is not None and len(group.matrix_shape) == 3
 
 
 def _wreath(group: Group) -> Wreath:

@@ -31,10 +31,6 @@ FACTORS: dict[str, Kind] = {
 """The kinds of what multiplies channels by a group's ``scale``; "none" has none."""
 
 
-BALANCED = tuple(name for name, kind in FACTORS.items() if isinstance(kind, Matrix) and kind.balances)
-"""The names of matrices of which what is written and what is read must be balanced."""
-
-
 def permutations_of(group: Group) -> PermutationKind:
     """Return the kind of a group's permutations."""
     return PERMUTATIONS[type(group.perm)]

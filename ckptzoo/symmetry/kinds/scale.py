@@ -5,12 +5,13 @@ through, ``relu(s x) = s relu(x)`` for s > 0; an odd one, as tanh, lets signs th
 whose gain takes the sign any scale but 0 is.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from ckptzoo.schema.groups import Group
-from ckptzoo.symmetry.kinds.kind import Kind, Shared, refused, taken
+from ckptzoo.schema.groups import AxisAction, Group
+from ckptzoo.symmetry.kinds.kind import Kind, Shared, Turning, refused, taken
 
 
 class Scale(Kind):
@@ -26,6 +27,9 @@ class Scale(Kind):
         self.among, self._expected = among, expected
         self.signs, self.sizes = "sign" if flips else "none", "positive" if resizes else "none"
         self._resizes, self._flips = resizes, flips
+        # the gauge takes sizes to 40 bits (ckptzoo/symmetry/scales.py); two copies differ by up to four scales, one for
+        # each axis of each, and twice that for depth
+        self.gauge_error = 8 * 2.0**-40 if resizes else 0.0
 
     def identity(self, group: Group, K: int) -> np.ndarray:
         return np.ones((K, group.n))
@@ -45,6 +49,13 @@ class Scale(Kind):
             allowed &= value > 0
         if not allowed.all():
             raise refused(what, self._expected, str(value[~allowed][0]))
+
+    def turnings(self, group: Group) -> Sequence[Turning]:
+        return (Turning(group.id, group.n, 1),) if self._flips else ()
+
+    def turned_by(self, action: AxisAction) -> bool:
+        """Whether the action has signs, which variances and moduli have not."""
+        return self._flips and action.exponent in (1, -1) and not action.absolute
 
     @staticmethod
     def moved(value: Any, perm: Any) -> Any:

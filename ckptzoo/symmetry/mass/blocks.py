@@ -33,7 +33,7 @@ from ckptzoo.symmetry.action import transform
 from ckptzoo.symmetry.arrays import by_channel, is_float, positions, stored_dtype
 from ckptzoo.symmetry.element import GroupElement
 from ckptzoo.symmetry.kinds.kind import Side
-from ckptzoo.symmetry.kinds.registry import BALANCED, FACTORS, is_balanced
+from ckptzoo.symmetry.kinds.registry import FACTORS, is_balanced
 from ckptzoo.symmetry.mass.assembly import build_network
 from ckptzoo.symmetry.mass.certificate import FLOOR, total_masses
 from ckptzoo.symmetry.mass.network import Network
@@ -89,7 +89,7 @@ class LeastMass:
         before, after, gap, imbalance = np.full((4, K), np.nan)
         dropped, iterations, degenerate = np.zeros((3, K), np.int64)
         figures = before, after, gap, imbalance, dropped, iterations, np.zeros(K, bool), degenerate
-        return cls(GroupElement.identity(among(table, keep=BALANCED), K), *figures, weights)
+        return cls(GroupElement.identity(among(table, keep=is_balanced), K), *figures, weights)
 
     @property
     def unsolved(self) -> np.ndarray:
@@ -173,7 +173,7 @@ def find_blocks(arrays: Arrays, table: Symmetry, engine: Engine) -> LeastMass:
     work = {name: array.astype(np.float64) if is_float(array) else array.copy() for name, array in arrays.items()}
     K, turns = len(next(iter(work.values()))), taking_turns(table)
     outside = _without_scales(table, turns)
-    blocks_table, element = among(table, keep=BALANCED), GroupElement.identity(table, K)
+    blocks_table, element = among(table, keep=is_balanced), GroupElement.identity(table, K)
     lost_gates = _lost_gates(work, table, outside)
     network = _network(work, lost_gates, outside, table)
     before = total_masses(network, np.zeros_like(network.source))

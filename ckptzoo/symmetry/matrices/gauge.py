@@ -42,7 +42,6 @@ from ckptzoo.symmetry.moments import Moments
 from ckptzoo.symmetry.report import Report
 from ckptzoo.symmetry.scales import Scales, solve
 from ckptzoo.symmetry.tables import pieces, take_rows
-from ckptzoo.symmetry.tie_breaking import complete_order
 
 TURNS = 1000
 """The largest number of turns of groups that meet in a tensor."""
@@ -159,11 +158,6 @@ def open_signs(moments: Moments) -> Scales:
                 array[...] = flipped
     moments.forget()
     return replace(found, dead=none, clamped=none)  # which were counted with the matrices
-
-
-def order_of_scaled(moments: Moments, found: Scales, report: Report) -> dict[str, np.ndarray]:
-    """Return the complete order of weights that have their scales already."""
-    return complete_order(moments, replace(found, scales={}), report)
 
 
 def settle(arrays: dict[str, NDArray[Any]], symmetry: Symmetry) -> Settled:

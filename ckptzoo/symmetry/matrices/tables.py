@@ -5,7 +5,7 @@ Generalised permutation matrices, of one entry other than 0 in each row and colu
 permutations and scales takes. ``residual`` is the table of what is left where matrices are settled up to signs.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -50,12 +50,12 @@ def monomial(symmetry: Arch) -> Symmetry:
     return replace(table, groups=groups, actions=tuple(actions)) if gains or turned else table
 
 
-def among(symmetry: Symmetry, *, keep: Collection[str] = ()) -> Symmetry:
+def among(symmetry: Symmetry, *, keep: Callable[[Group], bool] = lambda group: False) -> Symmetry:
     """Return the table of the permutations and scales among a table's matrices, a subgroup; some gains stay 1.
 
-    Matrices of the kinds in ``keep`` stay.
+    Matrices of the groups for which ``keep`` is true stay.
     """
-    return _changed(symmetry, lambda group, kind: group if group.scale in keep else replace(group, scale=kind.among))
+    return _changed(symmetry, lambda group, kind: group if keep(group) else replace(group, scale=kind.among))
 
 
 def residual(symmetry: Symmetry) -> Symmetry:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import ckptzoo
 from ckptzoo.hub.contributions.row_checks import NAMESPACED, check_author
 from ckptzoo.schema.architecture import Tensor
 from ckptzoo.symmetry import GroupElement, apply
+from tests.support.effort import ALL
 from tests.support.hosted import hosted
 from tests.support.hub_zoos import ARCH, TABLE, weights_of, zoo_of
 from tests.support.tampering import Tamper
@@ -85,32 +87,35 @@ def test_bytes_that_disagree(tamper: Tamper) -> None:
 
 
 def test_rows_that_lie(tamper: Tamper) -> None:
+    """By default of every third kind."""
     true = accuracy_of({name: array[0] for name, array in weights_of(1, 50).items()}, tamper.data)
     extra = '{"evaluation": {"dataset": "mnist", "mean": 0.1307, "std": 0.3081}}'
-    tamper.refused(tamper.part(test_accuracy=0.99, extra=extra), "accuracy", f"0.9900, measured {true:.4f}")
-    tamper.refused(tamper.part(claimed_test_accuracy=0.99, extra=extra), "accuracy", "claimed")
-    tamper.refused(tamper.part(finite=False), "finiteness", "the row says not finite, the weights are finite")
-    tamper.refused(tamper.part(id="m0-0"), "ids", "m0-0 is in the zoo already")
-    tamper.refused(tamper.part(unit="m0"), "ids", "its unit 'm0' is in the zoo already")
     # what a builder of the owner may want to add later
     builders = "digits-optunet-271137fb-000007"
-    tamper.refused(tamper.part(id=f"{builders}-001800"), "ids", "lacks the contributor's name and a slash")
-    tamper.refused(tamper.part(member=builders), "ids", f"{builders} lacks the contributor's name and a slash")
-    tamper.refused(
-        tamper.part(unit=f"{builders}-000070"), "ids", f"the unit is '{builders}-000070', by the weights 'we"
-    )
-    tamper.refused(tamper.part(unit="weights-" + "0" * 40), "ids", "by the weights 'weights-")
-    tamper.refused(tamper.part(unit=None), "ids", "the unit is None")
-    tamper.refused(tamper.part(license=None), "licence", "stranger/x has no licence")
-    tamper.refused(tamper.part(license="unknown"), "licence")
-    tamper.refused(tamper.part(test_nll=-1.0), "values", "test_nll is -1.0")
-    for text in ("[" * 5000, '{"a": NaN}', '{"a": "\\ud800"}', '{"a": ' + "9" * 401 + "}", '{"settings": [1e400]}'):
-        tamper.refused(tamper.part(extra=text), "bytes", "column 'extra': expected JSON objects of finite numbers")
-    tamper.refused(tamper.part(extra='{"a": "' + "x" * 64_000 + '"}'), "values", "extra is no small JSON object")
-    tamper.refused(tamper.part(recipe="\x1b[2J"), "values", "recipe")
-    tamper.refused(tamper.part(draw=3), "values", "a mode or a draw is given without a method")
-    tamper.refused(tamper.part(method="swag", draw=-1), "values", "draw is -1")
-    tamper.refused(tamper.part(id="a b"), "ids")
+    texts = ("[" * 5000, '{"a": NaN}', '{"a": "\\ud800"}', '{"a": ' + "9" * 401 + "}", '{"settings": [1e400]}')
+    lies: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"test_accuracy": 0.99, "extra": extra}, ("accuracy", f"0.9900, measured {true:.4f}")),
+        ({"claimed_test_accuracy": 0.99, "extra": extra}, ("accuracy", "claimed")),
+        ({"finite": False}, ("finiteness", "the row says not finite, the weights are finite")),
+        ({"id": "m0-0"}, ("ids", "m0-0 is in the zoo already")),
+        ({"unit": "m0"}, ("ids", "its unit 'm0' is in the zoo already")),
+        ({"id": f"{builders}-001800"}, ("ids", "lacks the contributor's name and a slash")),
+        ({"member": builders}, ("ids", f"{builders} lacks the contributor's name and a slash")),
+        ({"unit": f"{builders}-000070"}, ("ids", f"the unit is '{builders}-000070', by the weights 'we")),
+        ({"unit": "weights-" + "0" * 40}, ("ids", "by the weights 'weights-")),
+        ({"unit": None}, ("ids", "the unit is None")),
+        ({"license": None}, ("licence", "stranger/x has no licence")),
+        ({"license": "unknown"}, ("licence",)),
+        ({"test_nll": -1.0}, ("values", "test_nll is -1.0")),
+        *(({"extra": text}, ("bytes", "column 'extra': expected JSON objects of finite numbers")) for text in texts),
+        ({"extra": '{"a": "' + "x" * 64_000 + '"}'}, ("values", "extra is no small JSON object")),
+        ({"recipe": "\x1b[2J"}, ("values", "recipe")),
+        ({"draw": 3}, ("values", "a mode or a draw is given without a method")),
+        ({"method": "swag", "draw": -1}, ("values", "draw is -1")),
+        ({"id": "a b"}, ("ids",)),
+    ]
+    for row, said in lies if ALL else lies[::3]:
+        tamper.refused(tamper.part(**row), *said)
 
 
 def test_names_of_others_before_ids(tamper: Tamper) -> None:

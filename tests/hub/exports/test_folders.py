@@ -26,7 +26,7 @@ from ckptzoo.format import durable
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub import export
 from ckptzoo.hub.exports import targets
-from ckptzoo.hub.exports.weights import shards_of
+from ckptzoo.hub.exports.targets import shards_of
 from ckptzoo.hub.imports import import_zoo
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, Tensor
 from tests.conftest import MIXED

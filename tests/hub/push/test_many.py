@@ -2,10 +2,13 @@
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import ckptzoo
+from ckptzoo.derive import derive
+from ckptzoo.format import table
 from ckptzoo.format.writer import Writer
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.push.plan import MAX_FILES
@@ -26,6 +29,27 @@ def test_equal_shards_are_sent_once(server: Hosted, tmp_path: Path) -> None:
     paths = [entry.path for entry in server.request_log.entries if entry.operation == "upload"]
     assert len(paths) == len(set(paths)) == 4 * 2 + 1 + 1
     assert found.sent == found.nbytes - 3 * len(shards.pop())
+
+
+def test_every_table_is_decoded_once(server: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For checks, plan, page and snapshot together, whether the repository is new, lacks a part or nothing."""
+    zoo = zoo_of(tmp_path / "zoo", (2, 1, 3))
+    derive(zoo, certify="none")
+    ckptzoo.retract(zoo, ["m0-0"], reason="a test")
+    opened, open_table = list[str](), table.open_table
+
+    def noted(data: Any, *, location: str, **options: Any) -> Any:
+        opened.append(location)
+        return open_table(data, location=location, **options)
+
+    monkeypatch.setattr(table, "open_table", noted)
+    for parts, added in ((3, 7), (3, 0), (4, 1)):
+        if parts == 4:
+            grown(zoo, (1,), start=3)
+        opened.clear()
+        assert len(pushed(server, zoo).parts) == added
+        tables = [name for name in opened if "/snapshots/" not in name]
+        assert len(tables) == len(set(tables)) == len(list(zoo.rglob("index.parquet"))) * 2
 
 
 def many(path: Path, parts: int) -> Path:

@@ -11,6 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from ckptzoo import archs
 from ckptzoo.errors import SymmetryError, UnknownNameError
 from ckptzoo.symmetry import GroupElement, align, apply, canonicalize
+from ckptzoo.symmetry.kinds import assignment
 
 Weights = dict[str, np.ndarray]
 
@@ -59,6 +60,20 @@ def test_optunets_are_matched_as_by_brute_force() -> None:
             values += (array * reference[name]).reshape(len(both), -1).sum(axis=1)
         np.testing.assert_allclose(found.value[k], values.max(), rtol=1e-12)
     np.testing.assert_allclose(found.bound, found.value, rtol=1e-12)
+
+
+@pytest.mark.parametrize("n", range(1, 8))
+def test_assignments_of_many_matrices_are_those_of_each_one(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assignment, "_PIECE", 50)
+    rng = np.random.default_rng(n)
+    for gains in (rng.standard_normal((7, 3, n, n)), rng.integers(0, 3, (7, 3, n, n)).astype(np.float32)):
+        perms, sums = assignment.assign(gains), assignment.greatest(gains)
+        for at in np.ndindex(7, 3):
+            assert (assignment.assign(gains[at]) == perms[at]).all() and assignment.greatest(gains[at]) == sums[at]
+            best = gains[at][linear_sum_assignment(gains[at], maximize=True)].sum()
+            np.testing.assert_allclose([sums[at], assignment.gained(gains[at], perms[at])], best, rtol=1e-6)
+    none = assignment.assign(np.zeros((0, 2, n, n)))
+    assert none.shape == (0, 2, n) and assignment.greatest(np.zeros((0, 2, n, n))).shape == (0, 2)
 
 
 def test_one_hidden_layer_is_one_assignment() -> None:

@@ -20,6 +20,7 @@ def random_networks(arch: str, count: int, seed: int) -> Weights:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.exhaustive
 def test_ten_starts_reach_what_a_hundred_find() -> None:
     """Random networks with two hidden layers of 16 and no relation: the hardest of their size."""
@@ -30,6 +31,7 @@ def test_ten_starts_reach_what_a_hundred_find() -> None:
     assert (ten <= hundred + 0.02).sum() >= pairs - 1
 
 
+@pytest.mark.timeout(1200)
 @pytest.mark.exhaustive
 @settings(max_examples=examples(20, 5), deadline=None)
 @given(seed=st.integers(0, 99), arch=st.sampled_from(["mlp-3-4-4-2", "mlp-2-5-1", "optunet"]))

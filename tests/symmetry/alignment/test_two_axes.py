@@ -1,6 +1,7 @@
 """Alignment where a group is on two axes of a tensor, as in recurrent layers: planted permutations, brute force."""
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -67,6 +68,21 @@ def heads_on_two_axes() -> Symmetry:
     )
 
 
+def convolution_in_groups() -> tuple[Symmetry, Shapes]:
+    """A convolution in groups whose third axis has the channels of the first again."""
+    groups = (Group("units", 6, Wreath("o", 2, 3), "none"), Group("heads", 4, Wreath("o", 2, 2), "none"))
+    units, heads = ((Segment(group.id, 0, 1, group.n),) for group in groups)
+    return Symmetry(
+        groups,
+        (
+            AxisAction("grouped", 0, heads, 1, True, "out"),
+            AxisAction("grouped", 1, units, -1, True, "in", blocks=2),
+            AxisAction("grouped", 2, heads, -1, True, "in"),
+            AxisAction("units.bias", 0, units, 1, False, "bias"),
+        ),
+    ), {"grouped": (4, 3, 4), "units.bias": (6,)}
+
+
 def permuted(table: Symmetry, K: int, seed: int) -> GroupElement:
     made = GroupElement.random(table, K, np.random.default_rng(seed))
     return GroupElement(made.perms, GroupElement.identity(table, K).scales)
@@ -101,6 +117,16 @@ def test_the_value_rises_from_the_start_on(net: Network, seed: int) -> None:
         if value.dtype.kind == "f" and name not in net.variances
     )
     assert (found.distance**2 <= start * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize("make", [convolution_in_groups, lambda: recurrent(6)])
+def test_a_search_from_where_one_ended_finds_nothing_better(make: Callable[[], tuple[Symmetry, Shapes]]) -> None:
+    table, shapes = make()
+    reference = weights_of(shapes, 1, 1)
+    found = align(weights_of(shapes, 40, 2), reference, table, start="identity")
+    again = align(found.weights, reference, table, start="identity")
+    assert (again.sweeps <= 1).all() and (found.sweeps > 1).any()
+    np.testing.assert_array_equal(again.value, found.value)
 
 
 def test_brute_force_over_a_recurrent_layer() -> None:

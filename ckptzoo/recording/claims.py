@@ -29,13 +29,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builders.work_files import read_small
 from ckptzoo.format.durable import TEMPORARY
+from ckptzoo.recording.unit_files import read_small
 
 HEARTBEAT_SECONDS = 15.0
 """Seconds between two heartbeats of a holder."""
 STALE_SECONDS = 180.0
 """Seconds without a heartbeat before others take over: several times what a busy file server may delay a write."""
+_OLD_SECONDS = 3600.0
+"""No file takes longer to be written."""
 _NAME = re.compile(r"(?P<name>.+)\.claim-(?P<number>\d{6})")
 # Bytes of a claim's file that are parsed: a file that another program wrote may be longer.
 _MAX_CONTENT = 4096
@@ -47,7 +49,7 @@ class Holder:
 
     ``progress`` counts optimiser steps; ``age`` is the seconds since the last heartbeat, by the clock of the file
     system; ``alive`` tells whether the claim counts: the heartbeat is recent, and the process is not known to have
-    ended.
+    ended; ``here`` whether it is a process of this machine, which is known to be alive or not.
     """
 
     host: str
@@ -55,6 +57,7 @@ class Holder:
     progress: int
     age: float
     alive: bool
+    here: bool = False
 
 
 class Claim:
@@ -73,7 +76,10 @@ class Claim:
     def beat(self) -> None:
         """Send a heartbeat, and note whether another process took over."""
         name = _claimed(self._path)
-        self.lost = self._claims.newest(name) != self._path
+        try:
+            self.lost = self._claims.newest(name) != self._path
+        except FileNotFoundError:  # somebody has removed the folder, and nobody has taken over
+            return
         # a claim that was lost may be another's file by now, which is not written to
         if not self.lost:
             # the file is closed at once: NFS sends writes when a file is closed
@@ -179,6 +185,7 @@ class Claims:
             progress if isinstance(progress, int) else 0,
             age,
             alive,
+            content.get("space") == _process_space() != "",
         )
 
     def _now(self) -> float:
@@ -200,6 +207,14 @@ class Claims:
 
     def _path(self, name: str, number: int) -> Path:
         return self._folder / f"{name}.claim-{number:06d}"
+
+
+def sweep_old(folder: Path) -> None:
+    """Remove temporary files of killed processes; others may be at work in the folder, so only old ones."""
+    for left in folder.glob(f"{TEMPORARY}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - left.stat().st_mtime > _OLD_SECONDS:
+                left.unlink()
 
 
 def _make_exclusively(path: Path) -> bool:

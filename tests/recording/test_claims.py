@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from builders.claims import Claims, Holder
+from ckptzoo.recording.claims import Claims, Holder
 
 WORKER = """
 import sys, time
 from pathlib import Path
-from builders.claims import Claims
+from ckptzoo.recording.claims import Claims
 folder, mine = Path(sys.argv[1]), sys.argv[2]
 claims = Claims(folder, heartbeat=0.02, stale=float(sys.argv[3]))
 for unit in range(20):
@@ -56,7 +56,7 @@ def test_one_holder_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_holder_that_ended_here_is_taken_over_at_once(tmp_path: Path) -> None:
-    code = "import os, sys; from pathlib import Path; from builders.claims import Claims; Claims(Path(sys.argv[1]))._take('u')"
+    code = "import os, sys; from pathlib import Path; from ckptzoo.recording.claims import Claims; Claims(Path(sys.argv[1]))._take('u')"
     subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
     claims = Claims(tmp_path)
     holder = claims.holder("u")
@@ -70,7 +70,7 @@ def test_a_holder_that_ended_here_is_taken_over_at_once(tmp_path: Path) -> None:
 
 def test_a_holder_elsewhere_is_taken_over_when_it_is_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And notices it: by its file's number, not by any clock."""
-    monkeypatch.setattr("builders.claims._has_ended", lambda content: False)
+    monkeypatch.setattr("ckptzoo.recording.claims._has_ended", lambda content: False)
     first, second = Claims(tmp_path, heartbeat=60, stale=0.2), Claims(tmp_path, stale=0.2)
     with first.held("u") as claim:
         assert claim is not None
@@ -90,7 +90,7 @@ def test_a_holder_elsewhere_is_taken_over_when_it_is_silent(tmp_path: Path, monk
 
 def test_a_holder_whose_parent_has_not_asked_how_it_ended_is_taken_over_too(tmp_path: Path) -> None:
     """It keeps its process number, as a zombie, for as long as the parent lives."""
-    code = "import os, sys; from pathlib import Path; from builders.claims import Claims; Claims(Path(sys.argv[1]))._take('u')"
+    code = "import os, sys; from pathlib import Path; from ckptzoo.recording.claims import Claims; Claims(Path(sys.argv[1]))._take('u')"
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         holder = Claims(tmp_path).holder("u")
@@ -101,7 +101,7 @@ def test_a_process_that_was_given_the_number_of_a_holder_is_not_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("builders.claims._started", lambda process: 1)
+        patched.setattr("ckptzoo.recording.claims._started", lambda process: 1)
         Claims(tmp_path)._take("u")
     holder = Claims(tmp_path).holder("u")
     assert holder is not None and holder.process == os.getpid() and not holder.alive

@@ -1,0 +1,173 @@
+"""Runs the benchmarks one after the other, and keeps their figures for the documentation in docs/benchmarks/.
+
+What was measured since the last change to the programs, the package and the builders is not measured again; a run that
+was interrupted so carries on. ``docs/benchmarks.py`` makes the tables of the documentation from the figures.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import machine
+
+ROOT = Path(__file__).resolve().parent.parent
+KEPT, SCRATCH = ROOT / "docs" / "benchmarks", ROOT / "bench-results"
+MEASURED = ("ckptzoo", "builders", "benchmarks", "constraints.txt")
+"""Folders and files that figures depend on."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program of this folder in its normal size.
+
+    Parameters
+    ----------
+    minutes
+        That it takes on two idle cores, about; what an earlier run took is better known.
+    options
+        Of its normal size.
+    """
+
+    minutes: float
+    options: tuple[str, ...] = ()
+
+
+PROGRAMS: dict[str, Program] = {
+    "layers": Program(6),
+    "remote": Program(6),
+    "references_remote": Program(2),
+    "train": Program(3),
+    "resnet": Program(1),
+    "record": Program(4),
+    "posterior": Program(4),
+    "hmc": Program(1),
+    "symmetry": Program(6),
+    "matrices": Program(8),
+    "alignment": Program(2, ("--repeats", "5")),
+    "mass": Program(4),
+    "curvature": Program(3),
+    "mmd": Program(6, ("--repeats", "3")),
+    "pairwise_mi": Program(4),
+    "predict": Program(1),
+    "learning": Program(3),
+    "server": Program(2),
+    "hosting": Program(6),
+    "shared": Program(20, ("--networks", "64")),
+    "imports": Program(10),
+    "explorer": Program(6),
+    "architectures": Program(2),
+    "scale": Program(40),
+}
+
+
+def main() -> None:
+    """Run what is chosen and not measured yet, or list everything."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="PROGRAM", help=f"default: all of {', '.join(PROGRAMS)}")
+    parser.add_argument("--again", action="store_true", help="also what was measured since the last change")
+    parser.add_argument("--list", action="store_true", help="print what each takes and when it was measured")
+    chosen = parser.parse_args()
+    unknown = [name for name in chosen.names if name not in PROGRAMS]
+    if unknown:
+        parser.error(f"expected programs of {', '.join(PROGRAMS)}, got {', '.join(unknown)}.")
+    names = chosen.names or list(PROGRAMS)
+    if chosen.list:
+        for name in names:
+            print(listed(name))
+        print(f"{sum(minutes(name) for name in names):.0f} minutes in all")
+        return
+    failed = []
+    for name in names:
+        if is_measured(name) and not chosen.again:
+            print(f"{name}: measured since the last change; --again (make bench AGAIN=1) measures it again")
+        elif not run(name):
+            failed.append(name)
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}; their messages are above, and the others' figures are kept.")
+
+
+def kept(name: str) -> dict[str, Any]:
+    """What is known of a program, or nothing."""
+    path = KEPT / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def minutes(name: str) -> float:
+    """What an earlier run took, or the estimate."""
+    seconds = kept(name).get("seconds")
+    return PROGRAMS[name].minutes if seconds is None else seconds / 60
+
+
+def listed(name: str) -> str:
+    """A line on a program."""
+    measured = kept(name).get("measured", "not measured")
+    state = "" if is_measured(name) else ", changed since" if measured != "not measured" else ""
+    return f"{name:14} {minutes(name):5.1f} minutes   {measured}{state}"
+
+
+def is_measured(name: str) -> bool:
+    """Whether nothing that figures depend on has changed since a program ran."""
+    commit = kept(name).get("commit")
+    if not commit:
+        return False
+    same = subprocess.run(["git", "diff", "--quiet", commit, "--", *MEASURED], cwd=ROOT, capture_output=True)
+    return same.returncode == 0
+
+
+def commit_of() -> str | None:
+    """The commit that is measured; None where files differ from it."""
+    clean = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *MEASURED], cwd=ROOT, capture_output=True)
+    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+    return head.stdout.strip() if clean.returncode == head.returncode == 0 else None
+
+
+def run(name: str, options: Sequence[str] | None = None, to: Path | None = None) -> bool:
+    """Run a program and keep its figures; whether it ended well.
+
+    Parameters
+    ----------
+    options
+        In place of those of its normal size.
+    to
+        In place of the file in docs/benchmarks/.
+    """
+    chosen, path = PROGRAMS[name].options if options is None else tuple(options), SCRATCH / f"{name}.json"
+    path.unlink(missing_ok=True)  # a program that carries on behind its file would measure nothing
+    command, commit, load = ["-m", f"benchmarks.{name}", *chosen], commit_of(), os.getloadavg()[0]
+    print(f"python {' '.join(command)}   (about {minutes(name):.0f} minutes)", flush=True)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, *command, "--json", str(path)], cwd=ROOT, env=environment)
+    if done.returncode or not path.exists():
+        return False
+    facts = machine(ROOT)
+    content = {
+        "command": f"python {' '.join(command)}",
+        "measured": datetime.now(UTC).date().isoformat(),
+        "commit": commit,
+        "seconds": round(time.monotonic() - began, 1),
+        "load": round(load, 1),
+        "machine": {key: facts[key] for key in ("cpu", "cores", "memory_bytes", "system", "python")},
+    }
+    keep(to or KEPT / f"{name}.json", content, json.loads(path.read_text())["figures"])
+    return True
+
+
+def keep(path: Path, content: dict[str, Any], figures: Sequence[dict[str, Any]]) -> None:
+    """Write figures, one a line, so that a change shows as the lines that changed."""
+    head = json.dumps(content, indent=1, ensure_ascii=False).removesuffix("\n}")
+    lines = ",\n".join(f"  {json.dumps(figure, ensure_ascii=False)}" for figure in figures)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head},\n "figures": [\n{lines}\n ]\n}}\n', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

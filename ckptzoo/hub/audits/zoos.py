@@ -1,0 +1,51 @@
+"""The checkpoints of a zoo for an audit: rows, read a tensor at a time."""
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+import ckptzoo
+from ckptzoo.format.header import numpy_dtype
+from ckptzoo.hub.audits.steps import Layout, Piece, PublishedStep, digest_of
+from ckptzoo.loader.zoo import Zoo
+
+
+def steps_of_zoo(address: str | os.PathLike[str]) -> list[PublishedStep]:
+    """Return the steps of a zoo's members."""
+    zoo = ckptzoo.open(address)
+    ids, members, steps, methods, modes = (
+        zoo.column(name).to_pylist() for name in ("id", "member", "step", "method", "mode")
+    )
+    layout: Layout = tuple(sorted((item.name, item.dtype, item.shape) for item in zoo.arch.tensors))
+    reader = ZooReader(zoo)
+    found: list[PublishedStep] = []
+    for row, name in enumerate(ids):
+        # draws of a posterior are no steps, and several may be equal
+        is_draw = methods[row] is not None
+        run = (modes[row] or methods[row]) if is_draw else (members[row] or name)
+        found.append(PublishedStep(run, None if is_draw else steps[row], name, layout, reader))
+        reader.rows[name] = row
+    return found
+
+
+class ZooReader:
+    """Reads numbers of a zoo's rows, each tensor once for all of them."""
+
+    reads_all = True
+
+    def __init__(self, zoo: Zoo) -> None:
+        self._zoo, self.rows = zoo, dict[str, int]()
+
+    def read(self, steps: Sequence[PublishedStep], pieces: Sequence[Piece]) -> None:
+        rows = [self.rows[step.where] for step in steps]
+        for name, count in pieces:
+            stored = self._zoo[name]
+            dtype = numpy_dtype(next(item.dtype for item in self._zoo.arch.tensors if item.name == name))
+            values = np.asarray(stored[rows], dtype).reshape(len(rows), -1)[:, :count]
+            for step, row in zip(steps, values, strict=True):
+                step.values[Piece(name, count)] = row
+
+    def read_all(self, step: PublishedStep) -> None:
+        checkpoint = self._zoo.checkpoint(step.where)
+        step.digest, step.nonfinite = digest_of((name, checkpoint[name]) for name in sorted(self._zoo.arch.names))

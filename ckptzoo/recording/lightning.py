@@ -1,0 +1,105 @@
+"""A callback for Lightning that records the runs of its trainer; needs the extra ``lightning``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from ckptzoo.recording.metrics import measured
+from ckptzoo.recording.recorder import Recorder, record
+
+__all__ = ["RecordCallback"]
+
+
+class RecordCallback(pl.Callback):
+    """Records a run of a Lightning trainer, at the end of each epoch and, if asked, every so many steps.
+
+    The process of rank 0 records. A trainer that is resumed with ``ckpt_path`` goes on with its member.
+
+    Parameters
+    ----------
+    path
+        the zoo's folder, as for ``ckptzoo.record``.
+    network
+        the attribute of the Lightning module that is the network, such as ``model``; by default the whole module,
+        metrics and losses with tensors included.
+    every_n_steps
+        optimiser steps between two checkpoints; by default one at the end of each epoch.
+    columns
+        the columns of the metadata for metrics of the trainer, such as ``{"val_acc": "test_accuracy"}``. All metrics
+        are in ``extra``, too.
+    options
+        further arguments of ``ckptzoo.record``, such as ``member``, ``seed`` and ``card``.
+
+    Examples
+    --------
+    >>> from lightning.pytorch import Trainer
+    >>> from ckptzoo.recording.lightning import RecordCallback
+    >>> callback = RecordCallback("zoos/mine", network="model", seed=0, columns={"val_acc": "test_accuracy"})
+    >>> trainer = Trainer(callbacks=[callback], accelerator="cpu", logger=False, enable_progress_bar=False)
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        network: str | None = None,
+        every_n_steps: int | None = None,
+        columns: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._path, self._network, self._every, self._options = path, network, every_n_steps, options
+        self._columns = dict(columns or {})
+        self._run: Recorder | None = None
+        self._member: str | None = options.get("member")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint of the trainer holds of it: the member."""
+        return {"member": self._member}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the member of a checkpoint of the trainer."""
+        self._member = state_dict.get("member") or self._member
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Open the run."""
+        if trainer.is_global_zero:
+            options = {**self._options, "member": self._member}
+            self._run = record(self._path, **{"arch": self._weights(pl_module), **options})
+            self._member = self._run.member
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save a checkpoint where its step has come."""
+        if self._every is not None and trainer.global_step % self._every == 0:
+            self._save(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save a checkpoint at the end of an epoch."""
+        if self._every is None:
+            self._save(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Wait until everything is on the disk, and end the run."""
+        if self._run is not None:
+            self._run.close()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """End the run; what was saved stays."""
+        self.on_train_end(trainer, pl_module)
+
+    def _weights(self, module: pl.LightningModule) -> Any:
+        # the state dict has the names of the module that the attribute is
+        return (module.get_submodule(self._network) if self._network else module).state_dict()
+
+    def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        # gradients that are accumulated end several batches with one step
+        if self._run is None or trainer.global_step in self._run.saved_here:
+            return
+        figures, extra = measured(trainer.callback_metrics, self._columns)
+        batches = trainer.num_training_batches
+        epoch = trainer.global_step * trainer.accumulate_grad_batches / batches if batches else trainer.current_epoch
+        values: dict[str, Any] = {"epoch": float(epoch), **figures}
+        self._run.save(self._weights(module), step=trainer.global_step, extra=extra, **values)

@@ -1,0 +1,90 @@
+"""A callback for the Trainer of transformers that records its runs; needs the extra ``transformers``."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ckptzoo.recording.metrics import measured
+from ckptzoo.recording.recorder import Recorder, record
+
+__all__ = ["RecordCallback"]
+
+
+class RecordCallback(TrainerCallback):
+    """Records a run of a transformers ``Trainer``, whenever the trainer saves (``save_strategy``) and at the end.
+
+    The process of rank 0 records. To go on with a member after a run was resumed, give its name.
+
+    Parameters
+    ----------
+    path
+        the zoo's folder, as for ``ckptzoo.record``.
+    every_n_steps
+        optimiser steps between two checkpoints; by default one whenever the trainer saves its own.
+    columns
+        the columns of the metadata for figures of ``evaluate``, such as ``{"eval_accuracy": "test_accuracy"}``. The
+        last figures are in ``extra``, too.
+    options
+        further arguments of ``ckptzoo.record``, such as ``member`` and ``card``; ``seed`` is by default the trainer's.
+
+    Examples
+    --------
+    >>> from ckptzoo.recording.transformers import RecordCallback
+    >>> import torch
+    >>> from transformers import Trainer, TrainingArguments
+    >>> callback = RecordCallback("zoos/mine", member="seed-0")
+    >>> arguments = TrainingArguments("trainer", report_to=[], use_cpu=True)
+    >>> trainer = Trainer(torch.nn.Linear(2, 2), arguments, callbacks=[callback])
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        every_n_steps: int | None = None,
+        columns: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        self._path, self._every, self._options = path, every_n_steps, options
+        self._columns, self._metrics = dict(columns or {}), dict[str, Any]()
+        self._run: Recorder | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Open the run."""
+        if state.is_world_process_zero:
+            self._run = record(self._path, **{"arch": kwargs["model"], "seed": args.seed, **self._options})
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Keep the figures for the next checkpoint."""
+        self._metrics = dict(kwargs.get("metrics") or {})
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Save a checkpoint where its step has come."""
+        if self._every is not None and state.global_step % self._every == 0:
+            self._save(state, kwargs["model"])
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Save a checkpoint when the trainer saves its own."""
+        if self._every is None:
+            self._save(state, kwargs["model"])
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save the last checkpoint, wait until everything is on the disk, and end the run."""
+        if self._run is not None:
+            self._save(state, kwargs["model"])
+            self._run.close()
+
+    def _save(self, state: TrainerState, model: Any) -> None:
+        if self._run is None or state.global_step in self._run.saved_here:
+            return
+        figures, extra = measured(self._metrics, self._columns)
+        values: dict[str, Any] = {"epoch": state.epoch, **figures}
+        self._run.save(model, step=state.global_step, extra=extra, **values)
+        # figures belong to the weights that they were measured of
+        self._metrics = {}

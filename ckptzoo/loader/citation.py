@@ -75,8 +75,8 @@ class Citation(JsonFields, derived=("bibtex", "code")):
     Examples
     --------
     >>> print(ckptzoo.open("cards/mnist-optunet").where("seed < 3").cite())
-    @misc{mnist-optunet-a1ac3a07,
-      title = {OptuNets on MNIST},
+    @misc{mnist-optunet-3dd99fc7,
+      title = {{OptuNets on MNIST}},
     ...
     """
 

@@ -68,10 +68,22 @@ def time_saves(folder: Path, repeats: int) -> dict[str, dict[str, Any]]:
         for name, tensor in weights.items():
             held[name].copy_(tensor)
 
+    # new files, as those of a run: one that is written again finds its pages in memory
     def write() -> None:
-        save_file(weights, folder / "file.safetensors")
+        save_file(weights, folder / f"{next(steps)}.safetensors")
 
-    contenders = {"save": (save, run.wait), "copy": (copy, None), "save_file": (write, None)}
+    def write_durably() -> None:
+        path = folder / f"{next(steps)}.safetensors"
+        save_file(weights, path)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+    contenders = {
+        "save": (save, run.wait),
+        "copy": (copy, None),
+        "save_file": (write, None),
+        "save_file, fsync": (write_durably, None),
+    }
     blocked: dict[str, list[float]] = {name: [] for name in contenders}
     used: dict[str, list[float]] = {name: [] for name in contenders}
     for name in turns(contenders, repeats + WARMING):

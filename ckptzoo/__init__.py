@@ -42,6 +42,7 @@ _PUBLIC = {
     "pull_collection": "ckptzoo.hub.pull",
     "push": "ckptzoo.hub.push",
     "push_collection": "ckptzoo.hub.push",
+    "release": "ckptzoo.hub.push.naming",
     "catalogue": "ckptzoo.schema.catalogue",
     "import_zoo": "ckptzoo.hub.imports",
     "link_zoo": "ckptzoo.hub.imports",
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from ckptzoo.hub.pull import pull_collection as pull_collection
     from ckptzoo.hub.push import push as push
     from ckptzoo.hub.push import push_collection as push_collection
+    from ckptzoo.hub.push.naming import release as release
     from ckptzoo.hub.search import search as search
     from ckptzoo.loader.collection import open_collection as open_collection
     from ckptzoo.loader.collection import verify_collection as verify_collection

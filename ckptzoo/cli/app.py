@@ -28,6 +28,7 @@ from ckptzoo.cli.hub import card, contribute, materialize, pull, push, review, s
 from ckptzoo.cli.imports import import_, link
 from ckptzoo.cli.options import Settings, complain
 from ckptzoo.cli.parsing import check_values
+from ckptzoo.cli.releases import cite, release
 from ckptzoo.cli.serve import serve
 from ckptzoo.cli.splits import splits
 from ckptzoo.cli.study import mmd, study
@@ -59,7 +60,7 @@ for _command in (link, materialize):
 app.command()(audit)
 app.command()(collection)
 app.add_typer(splits)
-for _command in (search, pull, push, card, contribute, review, gather, compact, retract, doctor):
+for _command in (search, pull, push, card, release, cite, contribute, review, gather, compact, retract, doctor):
     app.command()(_command)
 app.add_typer(cache)
 app.add_typer(serve)

@@ -55,11 +55,11 @@ def card(
         ),
     ] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Change nothing; exit with 1 where README.md is not as it would be made.")
+        bool, typer.Option("--check", help="Change nothing; exit with 1 where a file is not as it would be made.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make the README.md of a zoo or a collection, in a folder or on a hub.
+    """Make the README.md of a zoo or a collection, and the croissant.json of a zoo, in a folder or on a hub.
 
     It says what the zoo holds, how to load it, how good the checkpoints are and how they were trained, with what
     card.toml adds; of a collection it has a line for each zoo, and card.toml may be left out. Prints what changed. On a
@@ -105,18 +105,21 @@ def _repository(address: str) -> str:
 
 def _print_changes(zoo: str, location: str, changes: Sequence[str], check: bool) -> None:
     """Print the changes, line by line, and the action."""
+    from ckptzoo.schema import layout
     from ckptzoo.text import counted, printable
 
     for line in changes[:MAX_LINES]:
         print(printable(line))
     if len(changes) > MAX_LINES:
         print(f"... and {len(changes) - MAX_LINES:,} more lines")
-    # the first two lines of a unified diff name the files, as "---" and "+++"
-    added, removed = (sum(line.startswith(sign) for line in changes[2:]) for sign in "+-")
+    # the first two lines of a unified diff name the files
+    named = [f"{sign} {name}" for name in (layout.README, layout.CROISSANT) for sign in ("---", "+++")]
+    heads = {*named, *(f"{line}, generated" for line in named)}
+    added, removed = (sum(line.startswith(sign) and line not in heads for line in changes) for sign in "+-")
     if not changes:
-        print(f"{zoo}: README.md is as it should be.")
+        print(f"{zoo}: the page is as it should be.")
     elif check:
-        print(f"{zoo}: README.md differs: {added:,} lines to add, {removed:,} to remove. Run ckptzoo card {zoo}.")
+        print(f"{zoo}: the page differs: {added:,} lines to add, {removed:,} to remove. Run ckptzoo card {zoo}.")
     else:
         print(f"{location}: written, {counted(added, 'line')} added, {removed:,} removed.")
 

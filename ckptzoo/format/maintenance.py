@@ -73,6 +73,8 @@ def belongs_to_zoo(name: str) -> bool:
             return layout.SNAPSHOT_NAME.fullmatch(last) is not None
         case [layout.SPLITS]:
             return layout.SPLIT_FILE.fullmatch(last) is not None
+        case [layout.RELEASES]:
+            return bool(layout.release_names([last]))
         case [layout.PAGES]:
             return name == layout.EXPLORER
         case [layout.PICTURES, *_]:

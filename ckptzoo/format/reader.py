@@ -287,7 +287,7 @@ def read_contents(files: Files, revision: str | None = None) -> Contents:
     tombstones = trees.pop(gone := f"{layout.DERIVED}/{layout.RETRACTED}", ())
     retracted = read_tree(files, gone, tombstones, newest, limits=limits)
     if revision is not None:
-        parts, tombs = _counts_at(files, revision, raw, retracted)
+        parts, tombs = counts_at(files, revision, raw, retracted)
         if (parts, tombs) != (len(raw.parts), len(retracted.parts)):
             first, early = ([part.name for part in tree.parts] for tree in (raw, retracted))
             raw = read_tree(files, layout.PARTS, tuple(first[:parts]), newest, limits=limits)
@@ -307,7 +307,7 @@ def contents_of(files: Files, trees: Mapping[str, Tree]) -> Contents:
     return Contents(files, *read_documents(files), raw, retracted, names, None, own)
 
 
-def _counts_at(files: Files, revision: str, raw: Tree, retracted: Tree) -> tuple[int, int]:
+def counts_at(files: Files, revision: str, raw: Tree, retracted: Tree) -> tuple[int, int]:
     """How many parts and tombstones a zoo had at a revision; of several that fit, the newest.
 
     A revision is the sha256 of a JSON list, so that the hash of what a list begins with serves all that begin so: the

@@ -30,6 +30,7 @@ from ckptzoo.format.part import Part, StoredRows, part_digest
 from ckptzoo.format.predictions import input_problems
 from ckptzoo.format.reader import Contents, duplicate_problems, list_trees, read_documents, read_tree
 from ckptzoo.format.references import require_references
+from ckptzoo.format.releases import release_problems
 from ckptzoo.format.splits import split_problems
 from ckptzoo.format.tree import LazyTable, Tree, empty_tree, places_of, regrouped
 from ckptzoo.schema import layout
@@ -133,13 +134,15 @@ def _found(root: Path, deep: bool, progress: Progress | None, trees: dict[str, T
     yield from _snapshots(files, trees, limits.blocks, deep=deep)
     yield from _listing(files)
     yield from split_problems(files, identity, raw)
+    tombstones = trees.get(f"{layout.DERIVED}/{layout.RETRACTED}", empty_tree(layout.RETRACTED))
+    yield from release_problems(files, identity, raw, tombstones)
     contents = Contents(
         files,
         identity,
         arch,
         symmetry,
         raw=raw,
-        retracted=trees.get(f"{layout.DERIVED}/{layout.RETRACTED}", empty_tree(layout.RETRACTED)),
+        retracted=tombstones,
         derived_parts={_derived_name(path): tuple(part.name for part in trees[path].parts) for path in derived},
         snapshot=None,
         _trees={_derived_name(path): trees[path] for path in derived},
@@ -220,6 +223,7 @@ def _foreign(root: Path) -> Iterator[Problem]:
     """Files beside the zoo's own folders that are no part of it, and links out of the folder; not hidden ones."""
     for path in sorted(root.iterdir()):
         trees = (layout.PARTS, layout.DERIVED, layout.SNAPSHOTS, layout.PICTURES, layout.PAGES, layout.SPLITS)
+        trees = (*trees, layout.RELEASES)
         known = path.name in trees if path.is_dir() else belongs_to_zoo(path.name)
         if not known and not path.name.startswith("."):
             advice = "Move it out of the zoo's folder, or let its name begin with a dot."
@@ -269,6 +273,10 @@ def _strays(root: Path) -> Iterator[Problem]:
     for path in sorted(splits.iterdir()) if splits.is_dir() else []:
         if not path.name.startswith(".") and not layout.SPLIT_FILE.fullmatch(path.name):
             yield Problem(f"{root.name}/{layout.SPLITS}", "a split", "<name>.json", repr(path.name), step)
+    releases = root / layout.RELEASES
+    for path in sorted(releases.iterdir()) if releases.is_dir() else []:
+        if not path.name.startswith(".") and not layout.release_names([path.name]):
+            yield Problem(f"{root.name}/{layout.RELEASES}", "a release", "<name>.json", repr(path.name), step)
     snapshots = root / layout.SNAPSHOTS
     for path in sorted(snapshots.iterdir()) if snapshots.is_dir() else []:
         if not path.name.startswith(".") and not layout.SNAPSHOT_NAME.fullmatch(path.name):

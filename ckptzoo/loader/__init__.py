@@ -7,6 +7,7 @@ from ckptzoo.lazy_names import lazy_names
 __all__ = [
     "Batch",
     "Checkpoint",
+    "Citation",
     "Collection",
     "Predictions",
     "StackedTensor",
@@ -17,6 +18,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ckptzoo.loader.checkpoint import Checkpoint as Checkpoint
+    from ckptzoo.loader.citation import Citation as Citation
     from ckptzoo.loader.collection import Collection as Collection
     from ckptzoo.loader.collection import ZooEntry as ZooEntry
     from ckptzoo.loader.lazy_tensor import StackedTensor as StackedTensor
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Batch": "stream",
     "Checkpoint": "checkpoint",
+    "Citation": "citation",
     "Collection": "collection",
     "Predictions": "predictions",
     "StackedTensor": "lazy_tensor",

@@ -1,5 +1,6 @@
 """A zoo as its reader sees it: metadata, selections, stacked tensors, streams, checkpoints, ensembles."""
 
+import dataclasses
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +12,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.arguments import checked
-from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.errors import AbsentError, Problem, UnknownNameError, ZooError
 from ckptzoo.format.files import Files, Folder
-from ckptzoo.format.reader import Contents, read_contents
+from ckptzoo.format.reader import Contents, read_contents, read_documents
+from ckptzoo.format.releases import read_release, read_releases
 from ckptzoo.format.splits import COLUMNS, part_numbers, read_split, split_names
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
+from ckptzoo.loader.citation import Citation, card_if_any, cite, condition_code, slice_code
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.readers import cast_reader
@@ -27,6 +30,7 @@ from ckptzoo.loader.stream import Batch, ReaderShard, Remainder, Shuffle, Source
 from ckptzoo.loader.variant import Variant
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.release import Release
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import counted, shortened
 
@@ -41,6 +45,8 @@ _CALLER = 3
 """Frames between a warning and the code that opens a zoo: that of ``checked``, and ``open``."""
 BATCH_BYTES = 64 * 2**20
 """The largest batch of ``Zoo.batches`` by default, in bytes of its tensors."""
+_DIGEST = "sha256:"
+"""How revisions begin; names of releases have no colon."""
 
 
 @checked
@@ -63,7 +69,8 @@ def open(
     revision
         ``zoo.revision``, or the ``"revision"`` of a stream's state: the zoo as it was then, without the parts and
         tombstones that came behind it. A stream's state continues there exactly. Variants and predictions that were
-        derived since are there. By default the zoo as it is now.
+        derived since are there. Or the name of a release, or ``"stable"`` for the newest one; of a hub's repository
+        also that of a branch, a tag or a pull request. By default the zoo as it is now.
     endpoint, token
         of the hub, if they are not those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``). The token stays in
         this process; others that the zoo is sent to use huggingface_hub's.
@@ -82,6 +89,8 @@ def open(
         It is not a zoo, or what can be seen without reading the shards is wrong.
     ZooError
         It has no such revision; the message names the nearest.
+    UnknownNameError
+        It has no such release.
 
     Notes
     -----
@@ -98,11 +107,44 @@ def open(
     >>> zoo["conv1.weight"][:64].shape
     (64, 2, 1, 4, 4)
     """
-    contents = read_contents(files_at(address, endpoint, token, follow), revision)
+    contents = _contents_at(address, revision, endpoint, token, follow)
     rows = standing(contents)
     if note := left_out(contents, rows):
         warnings.warn(f"{contents.files.name}: {note}; zoo.retracted lists them.", UserWarning, stacklevel=_CALLER)
-    return Zoo(contents, {}, rows)
+    return Zoo(contents, {}, rows, ())
+
+
+def _contents_at(
+    address: str | os.PathLike[str],
+    revision: str | None,
+    endpoint: str | None,
+    token: str | None,
+    follow: str | Path | Mapping[str, str | Path] | None,
+) -> Contents:
+    """Read a zoo as it is now, at a revision, or at a release."""
+    files = files_at(address, endpoint, token, follow)
+    if revision is None or revision.startswith(_DIGEST):
+        return read_contents(files, revision)
+    try:
+        return read_contents(files, read_release(files, revision, read_documents(files)[0]).revision)
+    except UnknownNameError:
+        if files.here is not None or (pinned := _pinned(os.fspath(address), revision)) is None:
+            raise
+        try:
+            return read_contents(files_at(pinned, endpoint, token))
+        except AbsentError:
+            pass
+        raise
+
+
+def _pinned(address: str, revision: str) -> str | None:
+    """Return the address of a hub's repository at a branch, a tag or a commit; None for other addresses."""
+    from ckptzoo.remote.address import MAIN, HubAddress, candidates
+
+    place = candidates(address)[-1]
+    if not isinstance(place, HubAddress) or place.revision != MAIN or any(sign in revision for sign in "@ "):
+        return None
+    return str(dataclasses.replace(place, revision=revision))
 
 
 def files_at(
@@ -145,6 +187,8 @@ class Zoo:
         the gauges that were opened so far, by name; selections share them.
     rows
         (N,) the places of its checkpoints among all of the zoo.
+    steps
+        the calls that select these checkpoints from the whole zoo, as code; None where they are not known.
 
     Examples
     --------
@@ -155,8 +199,14 @@ class Zoo:
     'mnist-optunet-2cdbd75c-000231-056280'
     """
 
-    def __init__(self, contents: Contents, variants: dict[str, Variant], rows: NDArray[np.int64]) -> None:
-        self._contents, self._selection = contents, Selection(contents, variants, rows)
+    def __init__(
+        self,
+        contents: Contents,
+        variants: dict[str, Variant],
+        rows: NDArray[np.int64],
+        steps: tuple[str, ...] | None = None,
+    ) -> None:
+        self._contents, self._selection, self._steps = contents, Selection(contents, variants, rows), steps
 
     def __repr__(self) -> str:
         parts = counted(len(self._contents.raw.parts), "part")
@@ -348,7 +398,7 @@ class Zoo:
         >>> zoo.where({"seed": [3, 4]}).ids == zoo.where("seed in [3, 4]").ids
         True
         """
-        return self.take(self._selection.matching(filters))
+        return self._chosen(self._selection.matching(filters), condition_code(filters))
 
     def take(self, rows: Any) -> "Zoo":
         """The checkpoints at these positions: a slice, integers in any order, or a mask.
@@ -358,8 +408,14 @@ class Zoo:
         rows
             positions in this zoo's order.
         """
-        selection = self._selection
-        return Zoo(self._contents, selection.variants, np.atleast_1d(selection.rows[rows]))
+        return self._chosen(rows, slice_code(rows))
+
+    def _chosen(self, rows: Any, step: str | None) -> "Zoo":
+        """Return the checkpoints at these positions, which a call selects; None where no short one does."""
+        selection, steps = self._selection, None
+        if step is not None and self._steps is not None:
+            steps = (*self._steps, step)
+        return Zoo(self._contents, selection.variants, np.atleast_1d(selection.rows[rows]), steps)
 
     @checked
     def having(self, *names: str) -> "Zoo":
@@ -382,7 +438,7 @@ class Zoo:
 
     def last_steps(self) -> "Zoo":
         """Each member's checkpoint of the last step, in zoo order."""
-        return self.take(self._selection.last_steps())
+        return self._chosen(self._selection.last_steps(), ".last_steps()")
 
     @checked
     def sorted(self, *names: str) -> "Zoo":
@@ -415,7 +471,7 @@ class Zoo:
         orders = ("descending" if name.startswith("-") else "ascending" for name in names)
         keys = list(zip(table.column_names, orders, strict=True))
         order = pc.call_function("sort_indices", [table], pc.SortOptions(sort_keys=keys))
-        return self.take(order.to_numpy())
+        return self._chosen(order.to_numpy(), f".sorted({', '.join(map(repr, names))})")
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -451,7 +507,45 @@ class Zoo:
         if part not in split.parts:
             raise UnknownNameError(self.name, f"part of split {name!r}", part, split.parts)
         numbers = [part_numbers(split, run) for _, run in self._selection.runs(COLUMNS)]
-        return self.take(np.flatnonzero(np.concatenate([[], *numbers]) == split.parts.index(part)))
+        places = np.flatnonzero(np.concatenate([[], *numbers]) == split.parts.index(part))
+        return self._chosen(places, f".split({name!r}, {part!r})")
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """The zoo's releases, the newest last; ``ckptzoo.open`` takes their names."""
+        return read_releases(self._contents.files, self._contents.identity)
+
+    def cite(self) -> Citation:
+        """A citation of these checkpoints, in BibTeX: the zoo's name, version, revision and selection, and its DOI.
+
+        Returns
+        -------
+        Citation
+            ``print(zoo.cite())`` shows the BibTeX; its fields have what is in it.
+
+        Raises
+        ------
+        ZooError
+            The checkpoints were selected by positions, and these are too many to be listed; the message says how to
+            give them a name.
+
+        Notes
+        -----
+        Conditions are cited as they were written, and positions otherwise. Both are of the zoo at its revision, so that
+        the cited code selects the same checkpoints however the zoo grows. ``ids`` is a digest of theirs: where it is
+        another one, figures that a condition asks for were measured later.
+
+        Examples
+        --------
+        >>> zoo = ckptzoo.open("cards/mnist-optunet")
+        >>> zoo.where("test_accuracy > 0.91").cite().selection
+        ".where('test_accuracy > 0.91')"
+        >>> zoo[[3, 5, 6, 7]].cite().selection
+        '.take([3, *range(5, 8)])'
+        """
+        files, rows = self._contents.files, self._selection.rows
+        address = "" if files.here is not None else files.name
+        return cite(self, rows, self._steps, card_if_any(files), releases=self.releases, address=address)
 
     @overload
     def __getitem__(self, key: str | tuple[str, str]) -> StackedTensor: ...

@@ -8,6 +8,7 @@ from ckptzoo.schema.card import Card, Picture
 from ckptzoo.schema.catalogue import Paper, PublishedSet
 from ckptzoo.schema.folds import Fold, Part, Target
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
+from ckptzoo.schema.release import Release
 from ckptzoo.schema.split import HashSplit, ListSplit
 from ckptzoo.schema.symmetry import Symmetry
 
@@ -25,6 +26,7 @@ __all__ = [
     "Part",
     "Picture",
     "PublishedSet",
+    "Release",
     "Segment",
     "Sym",
     "Symmetry",

@@ -13,7 +13,7 @@ from ckptzoo.text import shortened
 
 CARD_TOML = "card.toml"
 """The file of what a person wrote, beside the README.md that is made from it."""
-CARDS = (layout.README, CARD_TOML)
+CARDS = (layout.README, CARD_TOML, layout.CROISSANT)
 """Files written by people, or made from those, which newer ones replace, as the pictures are."""
 MAX_TEXT = 100_000
 """The maximum number of characters of one field."""
@@ -23,6 +23,8 @@ MAX_PICTURES, MAX_CAPTION = 16, 300
 
 # names have 96 characters at most, as on the Hugging Face hub
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+# prefix and suffix (DOI Handbook, 2.2); braces and quotes would end a field of BibTeX
+_DOI = re.compile(r"10\.\d{4,9}/[!#-z|~]{1,200}")
 _PICTURE_FILE = re.compile(r"(?=.{5,100}\Z)[A-Za-z0-9][A-Za-z0-9._-]*\.png")
 _LISTS = {"authors", "tags"}
 _STEP = "Correct it in the card."
@@ -99,6 +101,8 @@ class Card:
         who made it.
     citation
         BibTeX, or empty.
+    doi
+        of the zoo, such as ``10.5281/zenodo.1234``, or empty.
     tags
         further tags for the hub's search.
     title
@@ -109,6 +113,9 @@ class Card:
         how the members were trained, in Markdown.
     notes
         what a user should know besides, such as known gaps, in Markdown.
+    use_cases, limitations, biases, social_impact, personal_information
+        what the zoo is good for and what not, what is over- or underrepresented in it, what it may lead to, and what it
+        says of persons, in Markdown.
     pictures
         shown on the page, in this order.
 
@@ -132,11 +139,17 @@ class Card:
     dataset: str = ""
     authors: tuple[str, ...] = ()
     citation: str = ""
+    doi: str = ""
     tags: tuple[str, ...] = ()
     title: str = ""
     repository: str = ""
     training: str = ""
     notes: str = ""
+    use_cases: str = ""
+    limitations: str = ""
+    biases: str = ""
+    social_impact: str = ""
+    personal_information: str = ""
     pictures: tuple[Picture, ...] = ()
 
     def __post_init__(self) -> None:
@@ -243,6 +256,8 @@ def _expected(name: str, value: Any) -> str | None:
         return f"at most {MAX_TEXT:,} characters of Unicode"
     if name == "name" and not texts[0].strip():
         return "a name"
+    if name == "doi" and texts[0] and not _DOI.fullmatch(texts[0]):
+        return "a DOI as 10.5281/zenodo.1234"
     if name == "repository" and texts[0] and not _REPOSITORY.fullmatch(texts[0]):
         return "organisation/name"
     if name == "tags" and (len(texts) > MAX_TAGS or any(not _is_tag(text) for text in texts)):

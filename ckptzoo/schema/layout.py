@@ -19,11 +19,13 @@ DOCUMENTS = (ARCHITECTURE, SYMMETRY, ZOO)
 COLLECTION, COLLECTION_ROWS = "collection.json", "collection.parquet"
 """The files of a collection, a folder of zoos."""
 README = "README.md"
+CROISSANT = "croissant.json"
 PARTS = "parts"
 DERIVED = "derived"
 SNAPSHOTS = "snapshots"
 PICTURES = "pictures"
 SPLITS = "splits"
+RELEASES = "releases"
 PAGES = "pages"
 EXPLORER = f"{PAGES}/explorer.html"
 """The file of the page that shows a zoo."""
@@ -66,6 +68,11 @@ ALIGNED = "aligned-"
 """The prefix of the names of variants that are aligned with a reference."""
 DERIVED_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 SPLIT_FILE = re.compile(rf"({DERIVED_NAME.pattern})\.json")
+RELEASE_NAME = re.compile(
+    r"(?!stable$|main$|head$|[0-9a-f]{40,64}$)(?!.*(?:\.\.|\.lock$))[a-z0-9](?:[a-z0-9.-]{0,62}[a-z0-9])?"
+)
+"""A name that is a tag of git too (git-check-ref-format(1)), and neither a branch nor what reads like a commit."""
+RELEASE_FILE = re.compile(r"([a-z0-9.-]{1,64})\.json")
 SET_NAME = re.compile(r"(?=.{3,51}\Z)([a-z0-9]+(?:-[a-z0-9]+)*)/([a-z0-9]+(?:-[a-z0-9]+)*)")
 """A set of inputs: a data set and which of its examples, as ``fashion-mnist/test``."""
 
@@ -79,6 +86,17 @@ def is_folder_name(text: str) -> bool:
 def split_file(name: str) -> str:
     """``splits/main.json`` for the split ``main``."""
     return f"{SPLITS}/{name}.json"
+
+
+def release_file(name: str) -> str:
+    """``releases/2026-12.json`` for the release ``2026-12``."""
+    return f"{RELEASES}/{name}.json"
+
+
+def release_names(files: Iterable[str]) -> tuple[str, ...]:
+    """The names of releases whose documents are among some files of the folder ``releases``, in order."""
+    matches = (RELEASE_FILE.fullmatch(file) for file in files)
+    return tuple(sorted(match[1] for match in matches if match and RELEASE_NAME.fullmatch(match[1])))
 
 
 def predictions_name(inputs: str) -> str:

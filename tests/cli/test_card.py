@@ -14,12 +14,12 @@ def test_card_writes_the_page_and_says_what_changed(cli: Any, optunets: Any, tmp
     assert ended.out.splitlines()[-1].startswith(f"{path / 'README.md'}: written, ")
     assert "**12** of 12" in (path / "README.md").read_text(encoding="utf-8")
     again = cli("card", path, "--check")
-    assert (again.code, again.out) == (0, f"{path}: README.md is as it should be.\n")
+    assert (again.code, again.out) == (0, f"{path}: the page is as it should be.\n")
 
     (tmp_path / "mine.toml").write_text('name = "nets"\nsummary = "Twelve\\u001b[31m nets."\n')
     before = (path / "README.md").read_bytes()
     checked = cli("card", path, "--card", tmp_path / "mine.toml", "--check")
-    assert checked.code == 1 and "README.md differs: 2 lines to add, 0 to remove." in checked.out
+    assert checked.code == 1 and "the page differs: 3 lines to add, 1 to remove." in checked.out
     assert (path / "README.md").read_bytes() == before
     found = cli("card", path, "--card", tmp_path / "mine.toml", "--json").json
     assert found["written"] and "+Twelve \\[31m nets." in found["changes"]

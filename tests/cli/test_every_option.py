@@ -125,7 +125,7 @@ LINES = {
     "predict": "few noise/test --inputs own.npz", "mmd": "few few -o out", "collection": ".", "search": "",
     "audit": "few", "catalogue": "", "import": "net.safetensors --to new --license MIT --arch optunet", "pull": "few -o out", "push": "few org/zoo",
     "card": "few", "contribute": "net.safetensors --to org/zoo --card card.toml --dry-run", "review": "org/zoo 1",
-    "compact": "few", "retract": "few m00000 --reason x", "doctor": "", "study symmetries": "few",
+    "release": "few one --notes x", "cite": "few --where seed<3", "compact": "few", "retract": "few m00000 --reason x", "doctor": "", "study symmetries": "few",
     "study permutations": "few", "study mass": "few", "study marginals": "few", "study modes": "few",
     "study predict-accuracy": "few", "study toy": "few", "study ensembles": "few", "study posteriors": "few few",
     "study collapse": "few", "study barriers": "few --inputs own.npz --pairs 1 --points 3",

@@ -1,7 +1,8 @@
-"""Read the card.toml of a zoo or a collection, and write README.md and card.toml into its folder."""
+"""Read the card.toml of a zoo or a collection, and write README.md, croissant.json and card.toml into its folder."""
 
 import difflib
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from ckptzoo.errors import Problem, SpecError
 from ckptzoo.format.durable import write_file
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.hub.card.collection import card_or_default, collection_readme
+from ckptzoo.hub.card.croissant import croissant
 from ckptzoo.hub.card.page import readme
 from ckptzoo.hub.card.pictures import check_pictures
 from ckptzoo.loader.collection import holds_zoos, open_collection
@@ -19,7 +21,7 @@ from ckptzoo.schema.card import CARD_TOML, MAX_CARD_BYTES, Card
 
 @dataclass(frozen=True)
 class Written:
-    """A README.md that was written, or would be, and how it differs from the one that was there.
+    """A README.md that was written, or would be, and how it and croissant.json differ from those that were there.
 
     Parameters
     ----------
@@ -28,7 +30,7 @@ class Written:
     text
         what it holds now, or would hold.
     changes
-        lines of a unified diff from what was there; none where nothing changed.
+        lines of unified diffs from what was there; none where nothing changed.
     """
 
     path: Path
@@ -67,7 +69,7 @@ def card_in(files: Files) -> Card:
 
 
 def write(folder: str | Path, card: Card | None = None, *, check: bool = False) -> Written:
-    """Generate the README.md of a zoo or a collection, and keep the card that it is made from beside it.
+    """Generate README.md of a zoo or a collection, of a zoo croissant.json too, and keep the card beside them.
 
     Parameters
     ----------
@@ -96,23 +98,29 @@ def write(folder: str | Path, card: Card | None = None, *, check: bool = False) 
             used = card or card_or_default(files, root.name)
             collection = open_collection(root)
             zoos = {entry.folder: collection.zoos[entry.folder] for entry in collection.entries}
-            text = collection_readme(zoos, used)
+            text, contents = collection_readme(zoos, used), dict[Path, bytes]()
         else:
-            used, text = _page_of_zoo(open(root), card)
+            zoo = open(root)
+            used, text = _page_of_zoo(zoo, card)
+            contents = {root / layout.CROISSANT: croissant(zoo, used)}
     check_pictures(files, used)
-    before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    changes = difflib.unified_diff(
-        before.splitlines(), text.splitlines(), "README.md", "README.md, generated", n=1, lineterm=""
-    )
+    contents = {path: text.encode(), **contents}
+    changes = [line for target, data in contents.items() for line in _changes(target, data)]
     written = Written(path, text, tuple(changes))
     if not check:
-        contents = {path: text.encode()}
         if card is not None:
             contents = {root / CARD_TOML: used.to_toml().encode(), **contents}
         for target, data in contents.items():
             if not target.is_file() or target.read_bytes() != data:
                 write_file(target, data)
     return written
+
+
+def _changes(path: Path, data: bytes) -> Iterator[str]:
+    """Yield the lines of a unified diff from a file that may not be there."""
+    before = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    names = path.name, f"{path.name}, generated"
+    yield from difflib.unified_diff(before.splitlines(), data.decode().splitlines(), *names, n=1, lineterm="")
 
 
 def _page_of_zoo(zoo: Zoo, card: Card | None) -> tuple[Card, str]:

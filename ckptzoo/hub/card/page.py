@@ -43,6 +43,14 @@ _NO_SETTINGS = (
     "rounded_from", "zoo",
 )  # fmt: skip
 """Entries of ``extra`` that the page shows elsewhere, or that say where a checkpoint is from."""
+_RESPONSIBLE = {
+    "use_cases": "What it is for",
+    "limitations": "Limitations",
+    "biases": "Biases",
+    "social_impact": "Social impact",
+    "personal_information": "Personal information",
+}
+"""Keys of the card, each with the title of its section."""
 _LEVELS = 2
 """Objects within ``extra`` whose entries are settings: ``facts.config.lr``."""
 _MEASURED = ("energy_joules", "trained_together")
@@ -105,6 +113,7 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
         ("How they were trained", trained),
         ("Draws", contents.draws(rows)),
         ("Notes", markdown(card.notes)),
+        *((title, markdown(getattr(card, key))) for key, title in _RESPONSIBLE.items()),
         ("Variants", contents.variants(zoo) if zoo.gauges else ""),
         ("Predictions", contents.predictions(zoo) if zoo.predicted else ""),
         ("Tensors", contents.tensors(zoo.arch)),
@@ -299,8 +308,9 @@ def contributors(card: Card, rows: pa.Table) -> str:
 
 
 def citation(card: Card) -> str:
-    """Return BibTeX, or nothing."""
-    return fenced(card.citation.strip(), "bibtex") if card.citation.strip() else ""
+    """Return DOI and BibTeX, or nothing."""
+    doi = f"DOI: {code(card.doi)}." if card.doi else ""
+    return "\n\n".join(filter(None, (doi, fenced(card.citation.strip(), "bibtex") if card.citation.strip() else "")))
 
 
 def columns(rows: pa.Table) -> str:

@@ -353,6 +353,29 @@ class Client(Connection):
                 raise
             return Committed(commit, sending.finished())
 
+    def tags(self, repo: str) -> dict[str, str]:
+        """The tags of a repository, and the commit of each."""
+
+        def call() -> dict[str, str]:
+            refs = self.api.list_repo_refs(repo, repo_type=DATASET)
+            return {item.name: item.target_commit for item in refs.tags}
+
+        return self.ask(call, self.address(repo), "tags")
+
+    def add_tags(self, repo: str, names: Iterable[str], commit: str) -> None:
+        """Tag a commit with the names that are no tags yet; others stay where they are."""
+        there = self.tags(repo)
+        for name in names:
+            if name in there:
+                continue
+
+            def call(name: str = name) -> bool:
+                # with exist_ok: an attempt whose answer was lost has made it already
+                self.api.create_tag(repo, tag=name, revision=commit, repo_type=DATASET, exist_ok=True)
+                return True
+
+            self.ask(call, self.address(repo), f"tag {name}", needs=WRITE)
+
     def search(self, tags: Sequence[str], *, text: str | None = None, limit: int = 50) -> list[RepoFound]:
         """Dataset repositories that have every tag, and ``text`` in their names; those changed last come first."""
         properties: Any = ["cardData", "downloads", "lastModified", "likes", "private", "sha", "tags"]

@@ -10,6 +10,7 @@ from ckptzoo.errors import SpecError
 from ckptzoo.format.durable import write_file
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.hub.card import card_of, readme
+from ckptzoo.hub.card.croissant import croissant
 from ckptzoo.hub.card.explorer import read_explorer
 from ckptzoo.hub.card.markdown import code
 from ckptzoo.hub.card.pictures import read_pictures
@@ -59,7 +60,7 @@ def write_card_files(
     ``checkpoints`` that it was selected from.
     """
     for name, data in card_files.items():
-        if name != layout.README:
+        if name not in (layout.README, layout.CROISSANT):
             (root / name).parent.mkdir(exist_ok=True)
             write_if_changed(root / name, data)
     if not selection.is_everything:
@@ -67,8 +68,10 @@ def write_card_files(
         source = (files.name, "") if isinstance(files, Folder) else _address(files.remote)
         data = subset_readme(root, original, source, selection.to_json(), checkpoints=checkpoints)
         write_if_changed(root / layout.README, data)
-    elif layout.README in card_files:
-        write_if_changed(root / layout.README, card_files[layout.README])
+        return
+    for name in (layout.README, layout.CROISSANT):
+        if name in card_files:
+            write_if_changed(root / name, card_files[name])
 
 
 def _address(remote: Remote) -> tuple[str, str]:
@@ -79,7 +82,7 @@ def _address(remote: Remote) -> tuple[str, str]:
 def subset_readme(
     root: Path, original: bytes, source: tuple[str, str], selection: Document, *, checkpoints: int
 ) -> bytes:
-    """Write a README.md with a paragraph behind its front matter that says what was taken from where, and how.
+    """Return a README.md with a paragraph behind its front matter that says what was taken from where, and how.
 
     With a card.toml in ``root``, the part, it is made from that and from what the part holds, else from ``original``,
     the README.md of the zoo that it was taken from. ``source`` is that zoo's address and revision, empty where it is
@@ -97,6 +100,7 @@ def subset_readme(
         show = "shows" if drawn == ["explorer"] else "show"
         remark = f" The {' and the '.join(drawn)} {show} the whole." if drawn else ""
         text = readme(zoo, card)
+        write_if_changed(root / layout.CROISSANT, croissant(zoo, card))
     except SpecError:
         text, remark = original.decode("utf-8", "replace"), " What follows describes the whole."
     options = [

@@ -1,4 +1,4 @@
-"""The splits of a pulled zoo; those of a part of one name the same members and ids."""
+"""Splits and releases of a pulled zoo; splits of a part of one name the same members and ids."""
 
 import dataclasses
 import warnings
@@ -8,8 +8,10 @@ from pathlib import Path
 from ckptzoo.format.durable import write_file
 from ckptzoo.format.files import Files
 from ckptzoo.format.splits import read_split, split_names
+from ckptzoo.schema import release as release_format
 from ckptzoo.schema.documents import Identity, digest_of
-from ckptzoo.schema.layout import split_file
+from ckptzoo.schema.layout import release_file, split_file
+from ckptzoo.schema.release import Release
 from ckptzoo.schema.split import Split, encode
 
 
@@ -24,13 +26,20 @@ def write_splits(root: Path, splits: Sequence[Split], identity: Identity) -> Non
     ``identity`` is that of the pulled zoo, which is another one's where tensors were left out.
     """
     for split in splits:
-        path, data = (
-            root / split_file(split.name),
-            encode(dataclasses.replace(split, zoo=digest_of(identity.to_json()))),
-        )
-        if path.is_file() and path.read_bytes() != data:
-            note = f"{path}: another split {split.name!r} is here already; it stays, and the zoo's was not pulled."
-            warnings.warn(note, UserWarning, stacklevel=5)  # at the caller of pull
-        elif not path.is_file():
-            path.parent.mkdir(exist_ok=True)
-            write_file(path, data)
+        own = dataclasses.replace(split, zoo=digest_of(identity.to_json()))
+        _write(root / split_file(split.name), encode(own), f"split {split.name!r}")
+
+
+def write_releases(root: Path, releases: Sequence[Release]) -> None:
+    """Write releases of a zoo of which all checkpoints were pulled; one that exists stays, with a warning."""
+    for release in releases:
+        _write(root / release_file(release.name), release_format.encode(release), f"release {release.name!r}")
+
+
+def _write(path: Path, data: bytes, name: str) -> None:
+    if path.is_file() and path.read_bytes() != data:
+        note = f"{path}: another {name} is here already; it stays, and the zoo's was not pulled."
+        warnings.warn(note, UserWarning, stacklevel=6)  # at the caller of pull
+    elif not path.is_file():
+        path.parent.mkdir(exist_ok=True)
+        write_file(path, data)

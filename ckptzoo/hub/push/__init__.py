@@ -8,6 +8,7 @@
     sources     the files: of the folder, of the repository, and of both together
     page        README.md of what the repository will hold
     refresh     make page and snapshot of a repository again, without a folder
+    naming      name what a zoo holds now: in a folder a document, in a repository a tag, too
 """
 
 from ckptzoo.hub.push.api import Planned, Pushed, plan, push, push_collection

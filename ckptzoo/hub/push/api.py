@@ -389,6 +389,7 @@ class _Push:
             step = "Others publish to it at the same time: try again later. What was uploaded is not sent again."
             raise HubError(Problem(self._repository.name, "commit", f"one of {MAX_RACES} races won", "none", step))
         self._check_result()
+        self._add_tags(listing)
         stays_public = private and listing is not None and listing.private is False
         return Pushed(
             self._repository.name,
@@ -462,6 +463,14 @@ class _Push:
     def _record(self, commit: str, batch: CommitBatch) -> None:
         self._commits.append(commit)
         self._committed.append(batch)
+
+    def _add_tags(self, listing: RevisionListing | None) -> None:
+        """Tag releases that came with a push that was interrupted, or with this one."""
+        names = {name for batch in self._committed for name in batch.files} | set(listing.files if listing else ())
+        prefix = f"{layout.RELEASES}/"
+        releases = layout.release_names(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+        if releases:
+            self._client.add_tags(self._repo, releases, self._client.head(self._repo))
 
     def _check_result(self) -> None:
         """Compare the last commit with what was sent."""

@@ -8,9 +8,11 @@ from ckptzoo.format.files import Files
 from ckptzoo.format.reader import contents_of, read_contents
 from ckptzoo.format.tree import Tree
 from ckptzoo.hub.card import card_in, readme
+from ckptzoo.hub.card.croissant import croissant
 from ckptzoo.hub.card.pictures import check_pictures
 from ckptzoo.loader.selection import standing
 from ckptzoo.loader.zoo import Zoo
+from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML, Card
 
 NO_CARD = f"README.md stays as it is, because there is no {CARD_TOML} to make it from; cards/template has one."
@@ -20,12 +22,19 @@ NO_LICENCE = f"no licence is stated, so that nobody may use the zoo; add license
 @dataclass(frozen=True)
 class ReadmePage:
     """README.md as it should be, None where it cannot be made; ``notes`` says why, and that no licence is stated.
-    ``has_card`` says whether there is a card to make it from.
+    ``has_card`` says whether there is a card to make it from; ``croissant`` is the croissant.json of a zoo.
     """
 
     data: bytes | None
     notes: tuple[str, ...] = ()
     has_card: bool = True
+    croissant: bytes | None = None
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Those that can be made, by their names."""
+        made = {layout.README: self.data, layout.CROISSANT: self.croissant}
+        return {name: data for name, data in made.items() if data is not None}
 
 
 def page_of(
@@ -43,9 +52,8 @@ def page_of(
         raise SpecError(Problem(f"{files.name}/{CARD_TOML}", "name", repr(zoo.name), repr(card.name), step))
     check_pictures(files, card)
     licence_stated = bool(card.license.strip()) or (len(zoo) > 0 and zoo.column("license").null_count == 0)
-    return ReadmePage(
-        readme(zoo, replace(card, repository=repo), folder).encode(), () if licence_stated else (NO_LICENCE,)
-    )
+    here, notes = replace(card, repository=repo), () if licence_stated else (NO_LICENCE,)
+    return ReadmePage(readme(zoo, here, folder).encode(), notes, croissant=croissant(zoo, here))
 
 
 def page_or_note(

@@ -237,11 +237,11 @@ def _card_batch(
     has_card = CARD_TOML in card_files
     page = page_or_note(files, repository.repo, repository.folder, local_card=has_card, trees=trees)
     if page.has_card and (page.data is not None or layout.README in stored):
-        card_files.pop(layout.README, None)
+        for name in (layout.README, layout.CROISSANT):
+            card_files.pop(name, None)
     batch = batch_of(not_stored(card_files, stored))
-    if page.data is not None and not is_stored(page.data, stored.get(layout.README)):
-        batch = batch.merge(CommitBatch.of({layout.README: page.data}))
-    return batch, page.notes
+    made = {name: data for name, data in page.files.items() if not is_stored(data, stored.get(name))}
+    return batch.merge(CommitBatch.of(made)) if made else batch, page.notes
 
 
 def not_stored(files: Mapping[str, LocalFile], stored: Mapping[str, RepoFile]) -> dict[str, LocalFile]:

@@ -118,8 +118,7 @@ class _Refresh:
         files = merged_files(self._repository, listing, [])
         page = page_of(files, self._repo, self._card or card_in(files))
         generated = {} if self._card is None else {CARD_TOML: self._card.to_toml().encode()}
-        if page.data is not None:
-            generated[layout.README] = page.data
+        generated |= page.files
         stored = listing.files
         batch = CommitBatch.of(
             {name: data for name, data in generated.items() if not is_stored(data, stored.get(name))}
@@ -127,9 +126,11 @@ class _Refresh:
         return batch.merge(snapshot_batch(self._repository, listing, [])), page, self._changes(listing, page)
 
     def _changes(self, listing: RevisionListing, page: ReadmePage) -> tuple[str, ...]:
-        if page.data is None or is_stored(page.data, listing.files.get(layout.README)):
-            return ()
-        exists = layout.README in listing.files
-        (before,) = self._repository.read([layout.README], listing) if exists else (b"",)
-        lines = before.decode("utf-8", "replace").splitlines(), page.data.decode().splitlines()
-        return tuple(difflib.unified_diff(*lines, "README.md", "README.md, generated", n=1, lineterm=""))
+        changes: list[str] = []
+        for name, data in page.files.items():
+            if is_stored(data, listing.files.get(name)):
+                continue
+            (before,) = self._repository.read([name], listing) if name in listing.files else (b"",)
+            lines = before.decode("utf-8", "replace").splitlines(), data.decode().splitlines()
+            changes += difflib.unified_diff(*lines, name, f"{name}, generated", n=1, lineterm="")
+        return tuple(changes)

@@ -48,7 +48,7 @@ class LocalPart:
 
 @dataclass(frozen=True)
 class LocalZoo:
-    """A zoo's folder: documents and splits, card files with pictures, and parts: raw first, each tree's in order.
+    """A zoo's folder: documents, splits, releases, card files, pictures, and parts: raw first, each tree in order.
 
     ``trees`` are those of the parts.
     """
@@ -87,10 +87,11 @@ def read_local(root: Path, trees: Mapping[str, Tree]) -> LocalZoo:
             part_files[f"{part.path}/{layout.INDEX}"] = hashed(root / part.path / layout.INDEX)
             parts.append(LocalPart(part, part_files, root))
     pictures = check_pictures(files, card_in(files)) if (root / CARD_TOML).is_file() else ()
+    releases = layout.release_names(files.listed(layout.RELEASES))
     documents, card_files = (
         {name: hashed(root / name) for name in names if (root / name).is_file()}
         for names in (
-            (*layout.DOCUMENTS, *map(layout.split_file, split_names(files))),
+            (*layout.DOCUMENTS, *map(layout.split_file, split_names(files)), *map(layout.release_file, releases)),
             (*CARDS, *pictures, *check_explorer(files)),
         )
     )

@@ -97,7 +97,7 @@ def test_the_last_pushers_card_stands(server: Hosted, make_zoo: Make, tmp_path: 
     other = Path(shutil.copytree(zoo, tmp_path / "other"))
     pushed(server, zoo)
     (other / "card.toml").write_text(Card("zoo", summary="In other words.").to_toml())
-    assert pushed(server, other).documents == ("card.toml", "README.md")
+    assert pushed(server, other).documents == ("card.toml", "README.md", "croissant.json")
     assert "In other words." in assert_generated_page(downloaded(server, tmp_path))
     (zoo / "card.toml").unlink()  # then that of the hub is taken
     (zoo / "README.md").write_text("# Mine\n")

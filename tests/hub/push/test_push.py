@@ -94,9 +94,10 @@ def test_a_new_card_is_a_commit_of_its_own(server: Hosted, make_zoo: Make, tmp_p
     card = (zoo / "card.toml").read_bytes() + b'notes = "More words."\n'
     (zoo / "card.toml").write_bytes(card)
     found = pushed(server, zoo, message="Better words")
-    assert found.documents == ("card.toml", "README.md") and found.parts == ()
-    page = (downloaded(server, tmp_path) / "README.md").read_bytes()
-    assert found.sent == found.nbytes == len(card) + len(page) and b"More words." in page
+    assert found.documents == ("card.toml", "README.md", "croissant.json") and found.parts == ()
+    down = downloaded(server, tmp_path)
+    page, described = ((down / name).read_bytes() for name in ("README.md", "croissant.json"))
+    assert found.sent == found.nbytes == len(card) + len(page) + len(described) and b"More words." in page
     assert server.api().list_repo_commits(ZOO, repo_type="dataset")[0].title == "Better words"
 
 

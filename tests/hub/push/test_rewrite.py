@@ -104,11 +104,11 @@ def test_the_command(
         return code, *capsys.readouterr()
 
     code, out, err = say("card", ZOO, "--check")
-    assert (code, err) == (1, "") and "README.md differs: " in out
+    assert (code, err) == (1, "") and "the page differs: " in out
     assert f"Run ckptzoo card {ZOO}." in out
     code, out, err = say("card", f"hf://datasets/{ZOO}")
     assert (code, err) == (0, "") and f"{ZOO} at {server.url}: written, " in out
-    assert say("card", ZOO, "--check") == (0, f"{ZOO}: README.md is as it should be.\n", "")
+    assert say("card", ZOO, "--check") == (0, f"{ZOO}: the page is as it should be.\n", "")
     (tmp_path / "mine.toml").write_text('name = "zoo"\nsummary = "Other words."\n')
     code, out, _ = say("card", ZOO, "--card", tmp_path / "mine.toml", "--json")
     report = json.loads(out)

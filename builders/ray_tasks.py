@@ -127,8 +127,8 @@ class _YieldedFiles(BuildFolder):
         self._stored = kept
         self.written: dict[str, bytes] = {}
 
-    def write(self, name: str, data: bytes | bytearray) -> None:
-        self.written[name] = bytes(data)
+    def write(self, name: str, *pieces: bytes | memoryview) -> None:
+        self.written[name] = b"".join(pieces)
 
     def take(self) -> dict[str, bytes]:
         """Return everything that was written since the last time."""

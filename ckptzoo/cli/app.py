@@ -10,7 +10,7 @@ import typer
 
 from ckptzoo.cli.cache import cache
 from ckptzoo.cli.catalogue import catalogue
-from ckptzoo.cli.commands import audit, collection, compact, doctor, gather, info, page, retract, show, verify
+from ckptzoo.cli.commands import audit, collection, compact, doctor, info, page, retract, show, verify
 from ckptzoo.cli.derive import align, dedupe, derive, predict
 from ckptzoo.cli.exits import (
     INTERRUPTED,
@@ -24,7 +24,7 @@ from ckptzoo.cli.exits import (
     stopping_imports,
 )
 from ckptzoo.cli.exports import compare, export
-from ckptzoo.cli.hub import card, contribute, materialize, pull, push, review, search
+from ckptzoo.cli.hub import card, contribute, gather, materialize, pull, push, review, search
 from ckptzoo.cli.imports import import_, link
 from ckptzoo.cli.options import Settings, complain
 from ckptzoo.cli.parsing import check_values

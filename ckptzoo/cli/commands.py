@@ -22,7 +22,6 @@ from ckptzoo.cli.options import (
     opened,
     print_result,
 )
-from ckptzoo.progress import progress_bars
 
 
 def info(zoo: ZooAddress, where: Where = None, as_json: AsJson = False) -> None:
@@ -131,52 +130,6 @@ def compact(
         return
     snapshot = ckptzoo.compact(folder(zoo))
     print(f"{zoo}: no parts, nothing to write." if snapshot is None else snapshot)
-
-
-def gather(
-    zoo: ZooFolder,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--contribute", metavar="ORG/ZOO", help="Open a pull request with the zoo's checkpoints; needs --card."
-        ),
-    ] = None,
-    card: Annotated[
-        Path | None,
-        typer.Option("--card", metavar="FILE", help="contribution.toml; see cards/template/contribution.toml."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Make parts of what training loops recorded by ckptzoo.record.
-
-    Runs that still record go on; what they save later is gathered by a later call. Files that are damaged, or not of
-    this zoo, stay and are named, with exit code 1; the others are added. With --contribute the new parts go to a zoo
-    on a hub, in one pull request, as by ckptzoo contribute; where there are none, all parts go.
-    """
-    from ckptzoo.recording.gathering import gather as made_parts
-    from ckptzoo.recording.gathering import parts_alone
-
-    if (to is None) != (card is None):
-        raise typer.BadParameter("expected --contribute and --card together: the card says who brings the checkpoints.")
-    root = folder(zoo)
-    with bar("gathering") as progress:
-        gathered = made_parts(root, progress=progress)
-    proposed = None
-    if to is not None and not gathered.problems:
-        from ckptzoo.hub.client.quiet import quietly
-        from ckptzoo.hub.contributions.contribute import contribute
-
-        assert card is not None
-        with quietly(), progress_bars() as stages, parts_alone(root, gathered.parts) as brought:
-            proposed = contribute([brought], to=to, card=card, progress=stages)
-    if as_json:
-        emit({**gathered.to_json(), **({} if proposed is None else {"contribution": proposed.to_json()})})
-    else:
-        gathered.print(console())
-        if proposed is not None:
-            proposed.print(console())
-    if gathered.problems:
-        raise typer.Exit(PROBLEMS)
 
 
 def retract(

@@ -28,6 +28,7 @@ from ckptzoo.cli.options import (
 from ckptzoo.progress import progress_bars
 
 if TYPE_CHECKING:
+    from ckptzoo.hub.contributions.result import Contribution
     from ckptzoo.hub.pull import Pulled
     from ckptzoo.hub.search import FoundZoo, SearchResult
 
@@ -409,6 +410,77 @@ def contribute(
     available, checks everything that a reviewer will check, and opens a pull request with one new part. Exits with 1
     if a check failed; nothing is uploaded then. Where there is no such zoo yet, a table [zoo] in the card begins one.
     """
+    result = _brought(
+        files, to=to, card=card, map=names, module=module, data=data, inputs=inputs, new=new, dry_run=dry_run
+    )
+    print_result(result, as_json)
+    if result.status == "refused":
+        raise typer.Exit(PROBLEMS)
+
+
+def gather(
+    zoo: ZooFolder,
+    to: Annotated[
+        str | None,
+        typer.Option("--contribute", metavar="ORG/ZOO", help="Open a pull request with the parts; needs --card."),
+    ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option("--card", metavar="FILE", help="contribution.toml; see cards/template/contribution.toml."),
+    ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(
+            "--module", metavar="FILE.py:NAME", help="For --contribute: a file of your own, which is executed here."
+        ),
+    ] = None,
+    data: Data = None,
+    inputs: OwnTestSet = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="For --contribute: do everything but the upload.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make parts of what training loops recorded by ckptzoo.record.
+
+    Runs that still record go on; what they save later is gathered by a later call. Files that are damaged, or not of
+    this zoo, stay and are named, with exit code 1; the others are added. With --contribute the parts of the zoo that
+    were not proposed to a zoo on a hub go there in one pull request, as by ckptzoo contribute; where that fails, the
+    same command tries again with the same parts.
+    """
+    from ckptzoo.hub.contributions.submission import Submission
+    from ckptzoo.recording.gathering import gather as make_parts
+    from ckptzoo.recording.gathering import note_proposed, parts_alone, parts_to_propose
+
+    if (to is None) != (card is None):
+        raise typer.BadParameter("expected --contribute and --card together: the card says who brings the checkpoints.")
+    if to is None and (module or data or inputs or dry_run):
+        raise typer.BadParameter("expected --contribute with --module, --data, --inputs and --dry-run.")
+    # a card that is not valid is said before anything is done
+    submission = None if card is None else Submission.from_toml(card)
+    root = folder(zoo)
+    with bar("gathering") as progress:
+        gathered = make_parts(root, progress=progress)
+    result = None
+    if to is not None and submission is not None and (parts := parts_to_propose(root, to)):
+        with parts_alone(root, parts) as brought:
+            result = _brought(
+                [brought], to=to, card=submission, module=module, data=data, inputs=inputs, dry_run=dry_run
+            )
+        if result.status not in ("refused", "dry run"):
+            note_proposed(root, to, parts)
+    if as_json:
+        emit({**gathered.to_json(), **({} if result is None else {"contribution": result.to_json()})})
+    else:
+        gathered.print(console())
+        if result is not None:
+            result.print(console())
+        elif to is not None:
+            print(f"{zoo}: every part was proposed to {to} before.")
+    if gathered.problems or (result is not None and result.status == "refused"):
+        raise typer.Exit(PROBLEMS)
+
+
+def _brought(files: Sequence[Path], **options: Any) -> "Contribution":
+    """Contribute files, and print the names that are proposed where those of tensors do not fit."""
     from ckptzoo.errors import SpecError
     from ckptzoo.hub.client.quiet import quietly
     from ckptzoo.hub.contributions.contribute import contribute as submit
@@ -416,18 +488,7 @@ def contribute(
 
     try:
         with quietly(), progress_bars() as progress:
-            result = submit(
-                files,
-                to=to,
-                card=card,
-                map=names,
-                module=module,
-                data=data,
-                inputs=inputs,
-                new=new,
-                dry_run=dry_run,
-                progress=progress,
-            )
+            result = submit(files, progress=progress, **options)
     except NamesError as error:
         if error.proposals:
             print("# If these are the same tensors, add this to the card, or to a file for --map:", file=sys.stderr)
@@ -437,12 +498,10 @@ def contribute(
             replace(problem, next_step=problem.next_step.partition("\n")[0]) for problem in error.problems
         ) from error
     # without --new the part lies in a temporary folder
-    if dry_run and new is None and result.folder is not None:
+    if options.get("dry_run") and options.get("new") is None and result.folder is not None:
         shutil.rmtree(result.folder.parent, ignore_errors=True)
         result = replace(result, folder=None)
-    print_result(result, as_json)
-    if result.status == "refused":
-        raise typer.Exit(PROBLEMS)
+    return result
 
 
 def review(

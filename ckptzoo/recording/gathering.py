@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult
 from ckptzoo.errors import IntegrityError, Problem, SpecError, ZooError
+from ckptzoo.format.durable import make_folder, write_file
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents, read_documents
 from ckptzoo.format.writer import append
@@ -23,6 +24,7 @@ from ckptzoo.recording.claims import Claims, sweep_old
 from ckptzoo.recording.merging import add_units, one_merge
 from ckptzoo.recording.units import (
     RECORDER,
+    WORK_FOLDER,
     Row,
     checkpoint_id,
     decode_rows,
@@ -33,13 +35,17 @@ from ckptzoo.recording.units import (
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import CARD_TOML
-from ckptzoo.schema.documents import JsonFields, unseal
+from ckptzoo.schema.documents import JsonFields, canonical, parse, unseal
 from ckptzoo.text import Progress, counted, counter, excerpt
 
 _STACKED_BYTES, _STACKED_ROWS = 8 * 2**20, 1024
 """Checkpoints are written together up to this size and number; one by one, small ones take their time in calls."""
 _SET_ASIDE = "Move the file away, and look at what wrote it; the others are gathered without it."
 """The next step for a file that is not what the recorder wrote."""
+_AGAIN = "Remove the file; a run of this member that passes its step again saves it again."
+"""The next step for a file that is damaged."""
+PROPOSED = "proposed.json"
+"""The file, in the folder of unfinished work, with the parts that were proposed to zoos on hubs."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,8 @@ class Gathered(PrintedResult, JsonFields):
         for problem in self.problems:
             screen.print(str(problem), markup=False, highlight=False, soft_wrap=True)
         text = f"{self.zoo}: {counted(self.checkpoints, 'checkpoint')} of {counted(self.members, 'member')} added"
-        text += f" in {counted(len(self.parts), 'part')}." if self.parts else "; nothing waits."
+        left = "nothing else waits" if self.problems else "nothing waits"
+        text += f" in {counted(len(self.parts), 'part')}." if self.parts else f"; {left}."
         if self.there:
             text += f" {counted(self.there, 'checkpoint')} were there already, from a call that was killed."
         screen.print(text, markup=False, highlight=False, soft_wrap=True)
@@ -156,6 +163,8 @@ def parts_alone(root: Path, parts: Sequence[str]) -> Iterator[Path]:
     if not parts:
         yield root
         return
+    # links are read from the temporary folder
+    root = root.absolute()
     with tempfile.TemporaryDirectory(prefix="ckptzoo-parts-") as scratch:
         zoo = Path(scratch) / root.name
         zoo.mkdir()
@@ -169,6 +178,29 @@ def parts_alone(root: Path, parts: Sequence[str]) -> Iterator[Path]:
                 # a link to a file is read as the file; copies of large shards would fill the disk of temporary files
                 (folder / path.name).symlink_to(path)
         yield zoo
+
+
+def parts_to_propose(root: Path, repository: str) -> list[str]:
+    """Return the parts of a zoo that were not proposed to a zoo on a hub, by ``note_proposed``."""
+    names = [path.name for path in (root / layout.PARTS).iterdir()] if (root / layout.PARTS).is_dir() else []
+    done = _proposed(root).get(repository, [])
+    return sorted(name for name in names if layout.PART_NAME.fullmatch(name) and name not in done)
+
+
+def note_proposed(root: Path, repository: str, parts: Sequence[str]) -> None:
+    """Note that parts were proposed to a zoo on a hub."""
+    proposed = _proposed(root)
+    proposed[repository] = sorted({*proposed.get(repository, []), *parts})
+    make_folder(root / WORK_FOLDER)
+    write_file(root / WORK_FOLDER / PROPOSED, canonical(proposed))
+
+
+def _proposed(root: Path) -> dict[str, list[str]]:
+    path = root / WORK_FOLDER / PROPOSED
+    if not path.is_file():
+        return {}
+    content = parse(unit_files.read_small(path), location=str(path))
+    return {name: [str(part) for part in parts] for name, parts in content.items() if isinstance(parts, list)}
 
 
 class _Gathering:
@@ -247,7 +279,11 @@ class _Gathering:
     def _read(self, file: _RecordedFile) -> tuple[dict[str, NDArray[Any]], Row] | None:
         """Return the tensors, (1, *shape) each, and the row of a file; None where it was removed meanwhile."""
         location = str(file.path)
-        read = unit_files.read(file.path, {"kind": "kept", "number": str(file.step), "plan": self.plan})
+        try:
+            read = unit_files.read(file.path, {"kind": "kept", "number": str(file.step), "plan": self.plan})
+        except IntegrityError as error:
+            # the step that builds advise is none here
+            raise IntegrityError([replace(problem, next_step=_AGAIN) for problem in error.problems]) from error
         if read is None:
             if not file.path.exists():
                 return None

@@ -1,21 +1,24 @@
 """A callback for Lightning that records the runs of its trainer; needs the extra ``lightning``."""
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 
+from ckptzoo.errors import UnknownNameError
 from ckptzoo.recording.metrics import measured
-from ckptzoo.recording.recorder import Recorder, record
+from ckptzoo.recording.recorder import Recorder, check_columns, record
 
 __all__ = ["RecordCallback"]
 
 
 class RecordCallback(pl.Callback):
-    """Records a run of a Lightning trainer, at the end of each epoch and, if asked, every so many steps.
+    """Records a run of a Lightning trainer, at the end of each epoch or every so many steps, and when it ends.
 
-    The process of rank 0 records. A trainer that is resumed with ``ckpt_path`` goes on with its member.
+    The process of rank 0 records. A trainer that is resumed with ``ckpt_path`` goes on with its member. Figures of a
+    validation are those of the weights that it measured: they are in the rows of checkpoints of the same step alone.
 
     Parameters
     ----------
@@ -27,7 +30,7 @@ class RecordCallback(pl.Callback):
     every_n_steps
         optimiser steps between two checkpoints; by default one at the end of each epoch.
     columns
-        the columns of the metadata for metrics of the trainer, such as ``{"val_acc": "test_accuracy"}``. All metrics
+        the columns of the metadata for metrics of validations, such as ``{"val_acc": "test_accuracy"}``. All metrics
         are in ``extra``, too.
     options
         further arguments of ``ckptzoo.record``, such as ``member``, ``seed`` and ``card``.
@@ -51,8 +54,12 @@ class RecordCallback(pl.Callback):
     ) -> None:
         self._path, self._network, self._every, self._options = path, network, every_n_steps, options
         self._columns = dict(columns or {})
+        check_columns(dict.fromkeys(self._columns.values()))
         self._run: Recorder | None = None
         self._member: str | None = options.get("member")
+        self._validated: int | None = None
+        self._validation_names = set[str]()
+        self._seen = set[str]()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint of the trainer holds of it: the member."""
@@ -75,6 +82,19 @@ class RecordCallback(pl.Callback):
             self._run = record(self._path, **{"arch": self._weights(pl_module), **options})
             self._member = self._run.member
 
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note what was measured before."""
+        self._before = dict(trainer.callback_metrics)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note which step was validated, and which metrics are those of validations."""
+        if trainer.sanity_checking:
+            return
+        self._validated = trainer.global_step
+        now = trainer.callback_metrics
+        self._validation_names |= {name for name in now if self._before.get(name) is not now[name]}
+        self._seen |= now.keys()
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
@@ -88,23 +108,39 @@ class RecordCallback(pl.Callback):
             self._save(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Wait until everything is on the disk, and end the run."""
-        if self._run is not None:
-            self._run.close()
+        """Save the last checkpoint, wait until everything is on the disk, and end the run."""
+        if self._run is None:
+            return
+        self._save(trainer, pl_module)
+        self._run.close()
+        if lacking := sorted(self._columns.keys() - self._seen):
+            there = ", ".join(sorted(self._seen)) or "none"
+            text = f"no validation had the metric {lacking[0]!r} of columns; there were {there}"
+            warnings.warn(text, UserWarning, stacklevel=2)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """End the run; what was saved stays."""
-        self.on_train_end(trainer, pl_module)
+        if self._run is not None:
+            self._run.close()
 
     def _weights(self, module: pl.LightningModule) -> Any:
         # the state dict has the names of the module that the attribute is
-        return (module.get_submodule(self._network) if self._network else module).state_dict()
+        if self._network is None:
+            return module.state_dict()
+        names = [name for name, _ in module.named_modules() if name]
+        if self._network not in names:
+            raise UnknownNameError("RecordCallback", "network", self._network, names)
+        return module.get_submodule(self._network).state_dict()
 
     def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         # gradients that are accumulated end several batches with one step
         if self._run is None or trainer.global_step in self._run.saved_here:
             return
-        figures, extra = measured(trainer.callback_metrics, self._columns)
+        metrics = dict(trainer.callback_metrics)
+        if self._validated != trainer.global_step:
+            # those of a validation were measured of other weights
+            metrics = {name: value for name, value in metrics.items() if name not in self._validation_names}
+        figures, extra = measured(metrics, self._columns)
         batches = trainer.num_training_batches
         epoch = trainer.global_step * trainer.accumulate_grad_batches / batches if batches else trainer.current_epoch
         values: dict[str, Any] = {"epoch": float(epoch), **figures}

@@ -1,6 +1,7 @@
 """Recording a run: a training loop hands over its weights, which are written behind its back."""
 
 import atexit
+import operator
 import os
 import re
 import secrets
@@ -45,6 +46,8 @@ from ckptzoo.schema.metadata import COLUMNS, MAX_ID
 
 _SET_HERE = ("id", "member", "step", "seed", "unit", "finite", "created", "extra", "method", "mode", "draw")
 """The columns that ``record`` and ``save`` fill, and take from nobody."""
+AVERAGE = "+"
+"""What is between a member's name and that of an average of its weights, and in no member's name."""
 _STEP_DIGITS = 18
 """The most digits of a step in a file's name and an id, all steps of 64 bits that anybody takes."""
 _BUFFERS = 2
@@ -131,15 +134,18 @@ def record(
     2
     """
     root = Path(path).absolute()
+    if dtype is not None and dtype not in _FLOATS:
+        step = "Choose one of them, or leave it out."
+        raise SpecError(Problem("record", "dtype", "one of " + ", ".join(_FLOATS), repr(dtype), step))
     held = _zoo(root, path, arch, card, symmetry, dtype)
     name = member if member is not None else _default_member()
     longest = MAX_ID - _STEP_DIGITS - 1
-    if not name.isprintable() or " " in name or not 1 <= len(name) <= longest:
-        expected, got = f"1 to {longest} printable characters without spaces", repr(name[:80])
-        raise SpecError(Problem("record", "member", expected, got, "Give it another name."))
+    if not name.isprintable() or " " in name or AVERAGE in name or not 1 <= len(name) <= longest:
+        expected = f"1 to {longest} printable characters without spaces and {AVERAGE}, which joins names of averages"
+        raise SpecError(Problem("record", "member", expected, repr(name[:80]), "Give it another name."))
     if member is None:
         print(f'Recording member {name} of {path}; resume it with member="{name}".', file=sys.stderr)
-    _check_columns(columns, keep_best)
+    check_columns(columns, keep_best)
     return Recorder(root, held, name, {**columns, "seed": seed}, dtype, keep_every, keep_best)
 
 
@@ -149,17 +155,38 @@ def _zoo(root: Path, path: str | Path, arch: Any, card: Any, symmetry: Any, dtyp
         if not (root / layout.ZOO).exists():
             step = "Pass arch=model, with which the zoo is made."
             raise ZooError(Problem(str(path), "zoo", "one that is there, where arch is left out", "none", step))
+        _require_card(root, path, card)
         return append(root).arch
     if dtype is not None:
         arch = _in_dtype(arch, root.name, dtype)
     elif not isinstance(arch, Architecture | str | Path) and not hasattr(arch, "architecture"):
         arch = Architecture.of(_unwrapped(arch, "arch"), name=root.name if card is None else _card(card).name)
-    writer = create(root, arch=arch, card=card, symmetry=symmetry, exist_ok=True)
+    try:
+        writer = create(root, arch=arch, card=card, symmetry=symmetry, exist_ok=True)
+    except SpecError as error:
+        if dtype is None and isinstance(arch, Architecture) and (root / layout.ZOO).is_file():
+            _require_dtype(append(root).arch, arch, path, error)
+        raise
+    if writer.created is None:
+        _require_card(root, path, card)
+    return writer.arch
+
+
+def _require_card(root: Path, path: str | Path, card: Any) -> None:
+    """Raise ZooError where a card is given that is not the zoo's."""
     there = root / CARD_TOML
-    if card is not None and writer.created is None and there.is_file() and Card.from_toml(there) != _card(card):
+    if card is not None and there.is_file() and Card.from_toml(there) != _card(card):
         step = f"Leave out the card, or record into another zoo; {there} can be edited."
         raise ZooError(Problem(str(path), "card", "that of the zoo", "another", step))
-    return writer.arch
+
+
+def _require_dtype(held: Architecture, given: Architecture, path: str | Path, error: SpecError) -> None:
+    """Raise SpecError where networks differ from those of a zoo in the dtype of their numbers alone."""
+    dtypes = {tensor.dtype for tensor in held.tensors if tensor.dtype in _FLOATS}
+    if len(dtypes) == 1 and _in_dtype(given, given.name, dtype := dtypes.pop()).tensors == held.tensors:
+        got = ", ".join(sorted({tensor.dtype for tensor in given.tensors if tensor.dtype in _FLOATS}))
+        step = f'Pass dtype="{dtype}", in which its checkpoints are stored.'
+        raise SpecError(Problem(str(path), "dtype", f"{dtype}, that of the zoo", got, step)) from error
 
 
 def _card(card: Card | str | Path) -> Card:
@@ -170,9 +197,6 @@ def _in_dtype(arch: Any, name: str, dtype: str) -> Architecture:
     """Return the architecture with its floating-point tensors in another dtype."""
     known = getattr(arch, "architecture", arch)
     declared = known if isinstance(known, Architecture) else Architecture.of(_unwrapped(arch, "arch"), name=name)
-    if dtype not in _FLOATS:
-        step = "Choose one of them, or leave it out."
-        raise SpecError(Problem("record", "dtype", "one of " + ", ".join(_FLOATS), repr(dtype), step))
     tensors = tuple(replace(tensor, dtype=dtype) if tensor.dtype in _FLOATS else tensor for tensor in declared.tensors)
     return replace(declared, tensors=tensors)
 
@@ -191,7 +215,7 @@ def _default_member() -> str:
     return f"run-{secrets.token_hex(4)}"
 
 
-def _check_columns(values: Mapping[str, Any], best: str | None) -> None:
+def check_columns(values: Mapping[str, Any], best: str | None = None) -> None:
     """Raise SpecError or UnknownNameError where columns are none that callers fill."""
     names = [column.name for column in COLUMNS]
     for name in values:
@@ -249,6 +273,10 @@ class _Recorded:
     folder: Path
     steps: set[int]
     figures: dict[int, float | None] = field(default_factory=dict)
+    last: int = -1
+    """The last step of earlier runs."""
+    branched: bool = False
+    """Whether this run saved an earlier step."""
 
 
 class Recorder:
@@ -289,7 +317,7 @@ class Recorder:
         self._expected = {tensor.name: (numpy_dtype(tensor.dtype), tensor.shape) for tensor in arch.tensors}
         self._process = os.getpid()
         self._writer = append(root)
-        self._ended = self._skipped = False
+        self._ended = self._skipped = self._overflowed = False
         self.saved_here: set[int] = set()
         """The steps that ``save`` was called with."""
         self._buffers: list[UnitBuffer] = []
@@ -339,7 +367,7 @@ class Recorder:
             facts of your own, as JSON has them.
         averages
             averages of the weights, by a name such as ``ema`` or ``swa``; each is a checkpoint of a member of its own,
-            ``<member>-<name>``, with that name as its method and this member as its mode. Figures that were measured
+            ``<member>+<name>``, with that name as its method and this member as its mode. Figures that were measured
             of it come as a pair, ``{"ema": (model, {"test_accuracy": 0.9})}``.
         columns
             values of columns of ``ckptzoo.schema.metadata.COLUMNS``, such as ``test_accuracy``.
@@ -361,21 +389,28 @@ class Recorder:
             An earlier checkpoint could not be written.
         """
         self._require_ours()
+        step = operator.index(step)  # of an array or a tensor, too
         if not 0 <= step < 10**_STEP_DIGITS:
             raise SpecError(Problem("save", "step", "a number of steps from 0", str(step), "Count optimiser steps."))
         columns = {**self._columns, **columns}
-        _check_columns({name: value for name, value in columns.items() if name != "seed"}, None)
+        check_columns({name: value for name, value in columns.items() if name != "seed"})
         self.saved_here.add(step)
-        saved = self._save(self.member, weights, step, {**columns, "extra": extra})
+        checkpoints = [(self.member, weights, {**columns, "extra": extra})]
         for name, average in (averages or {}).items():
             if re.fullmatch(r"[a-z0-9_.-]{1,40}", name) is None:
                 expected = "a short name such as ema or swa, of a-z, 0-9, _ . and -"
                 raise SpecError(Problem("save", "name of an average", expected, repr(name), "Rename it."))
             average, figures = average if isinstance(average, tuple) else (average, {})
-            _check_columns(figures, None)
+            check_columns(figures)
             own = {"method": name, "mode": self.member, "extra": extra}
-            self._save(f"{self.member}-{name}", average, step, {**self._columns, **figures, **own})
-        return saved
+            member = f"{self.member}{AVERAGE}{name}"
+            checkpoints.append((member, average, {**self._columns, **figures, **own}))
+        # all are compared before one is saved
+        prepared = [self._prepare(member, tensors, step, values) for member, tensors, values in checkpoints]
+        for item in prepared:
+            if item is not None:
+                self._submit(*item)
+        return prepared[0] is not None
 
     def wait(self) -> None:
         """Return when every checkpoint that was saved is durable; raise OSError where one could not be written."""
@@ -429,40 +464,61 @@ class Recorder:
             raise ZooError(Problem(self.member, "member", "one recorder", got, step))
 
     def _found(self, member: str) -> _Recorded:
-        """Find what a member has, in the zoo and waiting."""
+        """Find what a member has, in the zoo and waiting; files that are damaged count as absent, and are replaced."""
         folder = member_folder(self.path, member)
-        units = recorded_steps(folder)
         figures: dict[int, float | None] = {}
-        if self._keep_best is not None:
-            for step, path in units.items():
-                facts = read_facts(path, self._facts(member, step)) or {}
-                rows = decode_rows(facts["rows"], location=str(path)) if "rows" in facts else [{}]
-                figures[step] = rows[0].get(self._keep_best)
-        else:
-            figures = dict.fromkeys(units)
-        return _Recorded(folder, {*units, *_steps_in_zoo(self.path, member)}, figures)
+        seeds = set[int | None]()
+        for step, path in recorded_steps(folder).items():
+            try:
+                facts = read_facts(path, self._facts(member, step))
+                (row,) = decode_rows((facts or {}).get("rows", "[]"), location=str(path))
+            except (ZooError, ValueError) as error:
+                text = f"{path}: damaged; step {step} of {member} is saved again where the run passes it ({error})"
+                warnings.warn(text, UserWarning, stacklevel=5)
+                continue
+            figures[step] = row.get(self._keep_best) if self._keep_best is not None else None
+            seeds.add(row.get("seed"))
+        steps, more = _in_zoo(self.path, member)
+        seed, known = self._columns.get("seed"), {item for item in seeds | more if item is not None}
+        if seed is not None and known and seed not in known:
+            step = "Give this run a member of its own, or the seed with which it began."
+            raise ZooError(Problem(str(self.path), f"seed of member {member!r}", str(min(known)), str(seed), step))
+        steps |= figures.keys()
+        return _Recorded(folder, steps, figures, max(steps, default=-1))
 
     def _facts(self, member: str, step: int) -> dict[str, str]:
         """Return what the file of a checkpoint says of itself."""
         return {"kind": "kept", "unit": member, "number": str(step), "plan": self._plan}
 
-    def _save(self, member: str, weights: Any, step: int, values: dict[str, Any]) -> bool:
-        """Copy one checkpoint, and have it written."""
+    def _prepare(
+        self, member: str, weights: Any, step: int, values: dict[str, Any]
+    ) -> tuple[_Recorded, Mapping[str, Any], dict[str, Any]] | None:
+        """Return what a checkpoint consists of, compared with the zoo; None where the step is there already."""
         recorded = self._members.get(member) or self._members.setdefault(member, self._found(member))
         if step in recorded.steps:
             if not self._skipped:
                 self._skipped = True
                 text = f"{member}: step {step} was saved before and is kept; so are others that come again"
                 warnings.warn(text, UserWarning, stacklevel=4)
-            return False
-        arrays, row = self._checked(_unwrapped(weights, "weights"), self._row(member, step, values))
+            return None
+        if step < recorded.last and not recorded.branched:
+            recorded.branched = True
+            text = (
+                f"{member}: step {step} comes behind step {recorded.last}, which an earlier run saved; later "
+                "checkpoints of that run are of another trajectory. Give this run a member of its own, or retract them"
+            )
+            warnings.warn(text, UserWarning, stacklevel=4)
+        return recorded, *self._checked(_unwrapped(weights, "weights"), self._row(member, step, values))
+
+    def _submit(self, recorded: _Recorded, arrays: Mapping[str, Any], row: dict[str, Any]) -> None:
+        """Copy one checkpoint, and have it written."""
+        member, step = row["member"], row["step"]
         buffer = self._free_buffer()
         for name, view in buffer.views.items():
             np.copyto(view, arrays[name])
         pending = _Pending(buffer, row, step, recorded.folder, self._facts(member, step))
         recorded.steps.add(step)
         self._waiting.append(self._pool.submit(self._write, pending, recorded))
-        return True
 
     def _row(self, member: str, step: int, values: dict[str, Any]) -> dict[str, Any]:
         """Return the row of a checkpoint."""
@@ -485,10 +541,20 @@ class Recorder:
 
     def _cast(self, arrays: Mapping[str, Any], dtype: np.dtype[Any]) -> dict[str, Any]:
         """Return arrays with floating-point numbers in a dtype, rounded once."""
-        return {
+        made = {
             name: rounded(array.astype(np.float64), dtype) if _is_float(array) and array.dtype != dtype else array
             for name, array in arrays.items()
         }
+        beyond = [
+            name
+            for name, array in made.items()
+            if _is_float(array) and not np.isfinite(array).all() and np.isfinite(arrays[name]).all()
+        ]
+        if beyond and not self._overflowed:
+            self._overflowed = True
+            text = f"{self.member}: {beyond[0]} has numbers beyond the range of {dtype.name}, which become infinite"
+            warnings.warn(text, UserWarning, stacklevel=6)
+        return made
 
     def _free_buffer(self) -> UnitBuffer:
         """Return memory for a checkpoint; wait for an earlier one where all is in use."""
@@ -502,9 +568,13 @@ class Recorder:
         """Write one checkpoint, and remove those that are not to be kept."""
         finite = all(np.isfinite(view).all() for view in pending.buffer.views.values() if view.dtype.kind not in "iub")
         row = {**pending.row, "finite": bool(finite)}
-        make_folder(pending.folder)
         path = unit_path(pending.folder, pending.step)
-        write_file(path, *pending.buffer.file({**pending.facts, "rows": encode_rows([row])}))
+        try:
+            make_folder(pending.folder)
+            write_file(path, *pending.buffer.file({**pending.facts, "rows": encode_rows([row])}))
+        except BaseException:
+            recorded.steps.discard(pending.step)
+            raise
         figure = row.get(self._keep_best) if self._keep_best is not None else None
         recorded.figures[pending.step] = figure
         if self._keep_every is not None or self._keep_best is not None:
@@ -515,7 +585,10 @@ class Recorder:
         """Remove the files of checkpoints that are neither the last nor to be kept."""
         kept = {last}
         figures = {step: value for step, value in recorded.figures.items() if value is not None and value == value}
-        if figures and self._keep_best is not None:
+        if self._keep_best is not None and not figures:
+            # nothing is known to be better than another
+            return
+        if self._keep_best is not None:
             best = max if self._keep_best.endswith("accuracy") else min
             kept.add(best(figures, key=lambda step: figures[step]))
         if self._keep_every is not None:
@@ -525,13 +598,16 @@ class Recorder:
             del recorded.figures[step]
 
 
-def _steps_in_zoo(root: Path, member: str) -> set[int]:
-    """Return the steps of a member that the zoo has, those of retracted checkpoints included."""
-    steps = set[int]()
-    for _, run in read_contents(Folder(root)).raw.rows.runs(["member", "step"]):
-        members, found = run["member"].to_pylist(), run["step"].to_pylist()
-        steps.update(step for name, step in zip(members, found, strict=True) if name == member and step is not None)
-    return steps
+def _in_zoo(root: Path, member: str) -> tuple[set[int], set[int | None]]:
+    """Return the steps and the seeds of a member in the zoo, those of retracted checkpoints included."""
+    steps, seeds = set[int](), set[int | None]()
+    for _, run in read_contents(Folder(root)).raw.rows.runs(["member", "step", "seed"]):
+        for name, step, seed in zip(*(run[column].to_pylist() for column in run.column_names), strict=True):
+            if name == member:
+                seeds.add(seed)
+                if step is not None:
+                    steps.add(step)
+    return steps, seeds
 
 
 def _is_float(array: Any) -> bool:

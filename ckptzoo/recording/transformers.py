@@ -7,7 +7,7 @@ from typing import Any
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ckptzoo.recording.metrics import measured
-from ckptzoo.recording.recorder import Recorder, record
+from ckptzoo.recording.recorder import Recorder, check_columns, record
 
 __all__ = ["RecordCallback"]
 
@@ -24,8 +24,8 @@ class RecordCallback(TrainerCallback):
     every_n_steps
         optimiser steps between two checkpoints; by default one whenever the trainer saves its own.
     columns
-        the columns of the metadata for figures of ``evaluate``, such as ``{"eval_accuracy": "test_accuracy"}``. The
-        last figures are in ``extra``, too.
+        the columns of the metadata for figures of ``evaluate``, such as ``{"eval_accuracy": "test_accuracy"}``. They
+        are in ``extra``, too, in the rows of checkpoints of the step that was evaluated.
     options
         further arguments of ``ckptzoo.record``, such as ``member`` and ``card``; ``seed`` is by default the trainer's.
 
@@ -49,6 +49,8 @@ class RecordCallback(TrainerCallback):
     ) -> None:
         self._path, self._every, self._options = path, every_n_steps, options
         self._columns, self._metrics = dict(columns or {}), dict[str, Any]()
+        check_columns(dict.fromkeys(self._columns.values()))
+        self._evaluated: int | None = None
         self._run: Recorder | None = None
 
     def on_train_begin(
@@ -60,7 +62,7 @@ class RecordCallback(TrainerCallback):
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Keep the figures for the next checkpoint."""
-        self._metrics = dict(kwargs.get("metrics") or {})
+        self._metrics, self._evaluated = dict(kwargs.get("metrics") or {}), state.global_step
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Save a checkpoint where its step has come."""
@@ -83,8 +85,8 @@ class RecordCallback(TrainerCallback):
     def _save(self, state: TrainerState, model: Any) -> None:
         if self._run is None or state.global_step in self._run.saved_here:
             return
-        figures, extra = measured(self._metrics, self._columns)
+        # figures belong to the weights that they were measured of
+        metrics = self._metrics if self._evaluated == state.global_step else {}
+        figures, extra = measured(metrics, self._columns)
         values: dict[str, Any] = {"epoch": state.epoch, **figures}
         self._run.save(model, step=state.global_step, extra=extra, **values)
-        # figures belong to the weights that they were measured of
-        self._metrics = {}

@@ -72,15 +72,27 @@ def test_lightning(lightning: Any, tmp_path: Path) -> None:
     options = {"network": "model", "columns": {"acc": "test_accuracy"}, "seed": 3}
     fit(lightning, tmp_path, 2, **options)
     _, module = fit(lightning, tmp_path, 3, resume=tmp_path / "last.ckpt", **options)
-    fit(lightning, tmp_path, 1, network="model", every_n_steps=3, member="by-steps")
+    by_steps = {"every_n_steps": 3, "member": "by-steps", "columns": {"acc": "test_accuracy"}}
+    fit(lightning, tmp_path, 1, network="model", **by_steps)
+    with pytest.raises(ckptzoo.ZooError, match=r"network 'modell': expected one of model, .* Did you mean model"):
+        fit(lightning, tmp_path, 1, network="modell")
+    with pytest.raises(ckptzoo.ZooError, match="column 'test_acuracy'"):
+        fit(lightning, tmp_path, 1, network="model", columns={"acc": "test_acuracy"})
+    with pytest.warns(UserWarning, match="no validation had the metric 'ac' of columns; there were acc, "):
+        fit(lightning, tmp_path, 1, network="model", member="other", columns={"ac": "test_loss"})
     assert not ckptzoo.gather(tmp_path / "zoo").problems
     zoo = ckptzoo.open(tmp_path / "zoo")
     rows = zoo.metadata.select(["member", "step", "epoch", "test_accuracy", "extra", "seed"]).to_pylist()
-    first = [row for row in rows if row["member"] != "by-steps"]
+    first = [row for row in rows if row["member"] not in ("by-steps", "other")]
     assert len({row["member"] for row in first}) == 1
     assert [(row["step"], row["epoch"], row["seed"]) for row in first] == [(4, 1.0, 3), (8, 2.0, 3), (12, 3.0, 3)]
     assert all(0 <= row["test_accuracy"] <= 1 and '"loss"' in row["extra"] for row in first)
-    assert [row["step"] for row in rows if row["member"] == "by-steps"] == [3]
+    # step 3 was not validated: the figures of the epoch before it would be of other weights
+    by_steps = [row for row in rows if row["member"] == "by-steps"]
+    assert [(row["step"], row["test_accuracy"] is None, "acc" in row["extra"]) for row in by_steps] == [
+        (3, True, False),
+        (4, False, True),
+    ]
     last = zoo.where("step == 12")
     for name, tensor in module.model.state_dict().items():
         assert torch.equal(torch.from_numpy(last[name][0]), tensor)

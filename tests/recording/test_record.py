@@ -18,7 +18,7 @@ from torch import nn
 import ckptzoo
 from ckptzoo.errors import SpecError, UnknownNameError, ZooError
 from ckptzoo.recording.recorder import Recorder
-from ckptzoo.recording.units import member_folder, recorded_steps, waiting_units
+from ckptzoo.recording.units import member_folder, recorded_steps, unit_path, waiting_units
 from tests.support.effort import examples
 
 SHAPES = {"conv.weight": (2, 1, 3, 3), "conv.bias": (2,), "scale": (), "none": (0, 2)}
@@ -99,6 +99,67 @@ def test_a_step_that_comes_again_is_kept_as_it_was(zoo: Path) -> None:
     assert ckptzoo.open(zoo)["count"][:].tolist() == [1, 2, 3]
 
 
+def test_a_run_that_begins_again_earlier_is_warned_of(zoo: Path) -> None:
+    """Once: what the earlier run saved later is another trajectory."""
+    with ckptzoo.record(zoo, member="a", seed=1) as run:
+        for step in (10, 20, 30):
+            run.save(networks(step), step=step)
+    with ckptzoo.record(zoo, member="a", seed=1) as run:
+        with pytest.warns(UserWarning, match="a: step 15 comes behind step 30, which an earlier run saved"):
+            run.save(networks(15), step=15)
+        run.save(networks(25), step=25)
+        run.save(networks(35), step=35)
+    for gathered in (False, True):
+        with pytest.raises(
+            ZooError, match=r"seed of member 'a': expected 1, got 2\. Give this run a member of its own"
+        ):
+            ckptzoo.record(zoo, member="a", seed=2)
+        if not gathered:
+            ckptzoo.gather(zoo)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "other"])
+def test_a_damaged_file_is_saved_again(zoo: Path, damage: str) -> None:
+    with ckptzoo.record(zoo, member="a") as run:
+        run.save(networks(1), step=1)
+        run.save(networks(2), step=2)
+    path = unit_path(member_folder(zoo, "a"), 1)
+    data = unit_path(member_folder(zoo, "a"), 2).read_bytes() if damage == "other" else path.read_bytes()
+    path.write_bytes({"cut": data[:-9], "empty": b"", "other": data}[damage])
+    with pytest.warns(UserWarning, match=r"000001\.kept\.safetensors: damaged; step 1 of a is saved again"):
+        run = ckptzoo.record(zoo, member="a")
+    assert run.steps == (2,)
+    with pytest.warns(UserWarning, match="comes behind step 2"):
+        assert run.save(networks(1), step=1)
+    run.close()
+    assert ckptzoo.gather(zoo).checkpoints == 2 and not ckptzoo.verify(zoo)
+
+
+def test_steps_are_numbers_of_any_kind(zoo: Path) -> None:
+    with ckptzoo.record(zoo, member="a") as run:
+        for step in (torch.tensor(6), np.int64(7), np.asarray(8)):
+            assert run.save(networks(1), step=step)
+    assert ckptzoo.gather(zoo).checkpoints == 3
+
+
+def test_nothing_is_removed_before_a_figure_is_known(zoo: Path) -> None:
+    with ckptzoo.record(zoo, member="a", keep_best="test_loss") as run:
+        for step in range(4):
+            run.save(networks(step), step=step)
+    assert list(recorded_steps(member_folder(zoo, "a"))) == [0, 1, 2, 3]
+
+
+def test_numbers_beyond_a_dtype_are_warned_of(tmp_path: Path) -> None:
+    with ckptzoo.record(tmp_path / "zoo", arch=networks(0), member="a", dtype="float16") as run:
+        with pytest.warns(UserWarning, match="a: scale has numbers beyond the range of float16, which become infinite"):
+            run.save({**networks(1), "scale": np.asarray(1e6, np.float32)}, step=1)
+        run.save({**networks(1), "scale": np.asarray(1e6, np.float32)}, step=2)
+    with pytest.raises(
+        SpecError, match=r'dtype: expected float16, that of the zoo, got float32\. Pass dtype="float16"'
+    ):
+        ckptzoo.record(tmp_path / "zoo", arch=networks(0), member="a")
+
+
 def test_what_was_waited_for_is_on_the_disk(zoo: Path) -> None:
     run = ckptzoo.record(zoo, member="a")
     for step in range(5):
@@ -149,8 +210,8 @@ def test_averages_are_members_of_their_own(zoo: Path) -> None:
     )
     assert [tuple(row.values()) for row in rows] == [
         ("a-000005", "a", None, None, 0.5, "r", 3),
-        ("a-ema-000005", "a-ema", "ema", "a", None, "r", 3),
-        ("a-swa-000005", "a-swa", "swa", "a", 0.6, "r", 3),
+        ("a+ema-000005", "a+ema", "ema", "a", None, "r", 3),
+        ("a+swa-000005", "a+swa", "swa", "a", 0.6, "r", 3),
     ]
 
 
@@ -288,7 +349,7 @@ def test_refused_saves(zoo: Path, what: str) -> None:
             run.save(**{"weights": networks(0), "step": 1, **options})
         assert message in str(error.value)
         assert run.save(networks(0), step=2)
-    assert ckptzoo.gather(zoo).checkpoints == (2 if what == "average" else 1)
+    assert ckptzoo.gather(zoo).checkpoints == 1
 
 
 @pytest.mark.parametrize(
@@ -296,7 +357,10 @@ def test_refused_saves(zoo: Path, what: str) -> None:
     [
         ({"arch": {"other": np.zeros(2, np.float32)}}, "architecture: expected the one to be written"),
         ({"arch": networks(0), "card": ckptzoo.Card("another")}, "card: expected that of the zoo, got another"),
+        ({"card": ckptzoo.Card("another")}, "card: expected that of the zoo, got another"),
         ({"arch": networks(0), "dtype": "float16"}, "architecture: expected the one to be written"),
+        ({"dtype": "floatt16"}, "dtype: expected one of float64, float32"),
+        ({"member": "a+ema"}, "member: expected 1 to"),
         ({"member": "a b"}, "member: expected 1 to"),
         ({"member": "x" * 200}, "member: expected 1 to"),
         ({"keep_best": "recipe"}, "column of numbers"),

@@ -4,17 +4,21 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 import ckptzoo
 from ckptzoo.hub.contributions.contribute import contribute
 from ckptzoo.hub.contributions.review import review
 from ckptzoo.hub.push import push
-from ckptzoo.recording.gathering import parts_alone
+from ckptzoo.recording.gathering import note_proposed, parts_alone, parts_to_propose
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import ARCH, weights_of
 from tests.support.untrusted_files import card_of
 
 
-def test_gathered_parts_are_proposed_and_merged(server: Hosted, make_zoo: Callable[..., Path], tmp_path: Path) -> None:
+def test_gathered_parts_are_proposed_and_merged(
+    server: Hosted, make_zoo: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     push(make_zoo("zoo"), ZOO, endpoint=server.url, token=server.tokens["write"])
     mine, card = tmp_path / "mine", card_of(tmp_path)
     numbers: list[int | None] = []
@@ -23,9 +27,17 @@ def test_gathered_parts_are_proposed_and_merged(server: Hosted, make_zoo: Callab
             with ckptzoo.record(mine, arch=ARCH, member=member, dataset="mnist") as run:
                 weights = weights_of(1, step + ord(member))
                 run.save({name: values[0] for name, values in weights.items()}, step=step)
-        with parts_alone(mine, ckptzoo.gather(mine).parts) as brought:
+        ckptzoo.gather(mine)
+        monkeypatch.chdir(mine.parent)
+        zoo = Path(mine.name)  # as it is written on a command line
+        parts = parts_to_propose(zoo, ZOO)
+        assert len(parts) == 1
+        with parts_alone(zoo, parts) as brought:
             made = contribute([brought], to=ZOO, card=card, endpoint=server.url, token=server.tokens["contribute"])
         assert made.status == "proposed", made.checks
+        assert parts_to_propose(zoo, ZOO) == parts  # until it is noted, the same are tried again
+        note_proposed(zoo, ZOO, parts)
+        assert parts_to_propose(zoo, ZOO) == [] and parts_to_propose(zoo, "lab/other") != []
         numbers.append(made.number)
     for number in numbers:
         assert number is not None

@@ -273,6 +273,11 @@ class References:
             found = found.set_column(SCHEMA.get_field_index(name), SCHEMA.field(name), table.array_of(values))
         return found
 
+    @cached_property
+    def _offsets(self) -> list[dict[str, int]]:
+        """The offset of each tensor in each layout."""
+        return [{name: offset for name, _, offset in reversed(layout.tensors)} for layout in self.layouts]
+
     def places(self, tensor: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(N,) the reference that has a tensor of each row, and the first byte of the tensor in its file.
 
@@ -280,8 +285,8 @@ class References:
         """
         if tensor not in self._places:
             offsets = np.full(len(self.layouts), -1, np.int64)
-            for at, layout in enumerate(self.layouts):
-                offsets[at] = next((offset for name, _, offset in layout.tensors if name == tensor), -1)
+            for at, known in enumerate(self._offsets):
+                offsets[at] = known.get(tensor, -1)
             own = offsets[self.layout_of]
             pieces = np.flatnonzero(own >= 0)
             pieces = pieces[np.argsort(self.rows[pieces], kind="stable")]

@@ -28,7 +28,10 @@ _ADVICE = 2**20
 _LOOKED_AT = 2**17
 """Requests of fewer bytes take less time than to ask whether the bytes are in memory already."""
 _STEP = "Fetch the shard again."
-_LIBC = ctypes.CDLL(None)
+try:
+    _LIBC = ctypes.CDLL(None)
+except OSError:  # a Python that is linked statically
+    _LIBC = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ class ShardMap:
             return False
         flag = ctypes.c_ubyte()
         page = self._address + position // mmap.PAGESIZE * mmap.PAGESIZE
-        failed = _LIBC.mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), ctypes.byref(flag))
+        failed = _LIBC is None or _LIBC.mincore(ctypes.c_void_p(page), ctypes.c_size_t(1), ctypes.byref(flag))
         return not failed and bool(flag.value & 1)
 
     @cached_property

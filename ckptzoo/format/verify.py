@@ -435,7 +435,7 @@ def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress |
     """Yield what the sha256 of every shard and of every block says."""
     total = sum(row["nbytes"] for _, index in sound for row in _whole_shards(index))
     tasks = ((part, rows) for part, index in sound for rows in _by_shard(index))
-    read: list[_Count] = []
+    done, read = 0, deque[_Count]()
     waiting: deque[Future[list[Problem]]] = deque()
     # hashlib lets go of the interpreter while it works, so that threads use every core
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -449,8 +449,9 @@ def _shards(root: Path, sound: list[tuple[Part, pa.Table]], progress: Progress |
                 with contextlib.suppress(TimeoutError):
                     yield from waiting[0].result(_REFRESHED)
                     waiting.popleft()
+                    done += read.popleft().nbytes
                 if progress is not None:
-                    progress(sum(each.nbytes for each in read) if waiting else total, total)
+                    progress(done + sum(each.nbytes for each in read) if waiting else total, total)
         # Ctrl-C, or enough problems: leaving the pool would wait for every shard that is still to be read
         except BaseException:
             pool.shutdown(cancel_futures=True)

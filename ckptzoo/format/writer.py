@@ -319,7 +319,7 @@ class Writer:
                 shard_bytes=self._shard_bytes,
             )
         self._write_singles(self._part)
-        self._part.add(arrays, listed)
+        self._write(self._part, arrays, listed)
         self._pending.update(ids)
         self._rows_bytes = rows_bytes
 
@@ -346,7 +346,16 @@ class Writer:
         stacked, rows = self._singles.taken()
         if rows:
             _measure_finite(stacked, rows)
-            part.add({layout.RAW: stacked}, rows)
+            self._write(part, {layout.RAW: stacked}, rows)
+
+    def _write(self, part: PartWriter, arrays: Mapping[str, Mapping[str, Any]], rows: list[dict[str, Any]]) -> None:
+        """Write checkpoints into the part; where that fails the part is given up, as some of it may be written."""
+        try:
+            part.add(arrays, rows)
+        except BaseException as error:
+            self._ended = True
+            self._abandon(error)
+            raise
 
     def check(self, weights: Mapping[str, Any] | Any, row: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the tensors (1, *shape) and the row of one checkpoint as ``add`` takes them; nothing is added.

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ckptzoo.errors import IntegrityError
 from ckptzoo.format.durable import TEMPORARY
 from ckptzoo.recording.unit_files import read_small
 
@@ -68,23 +69,31 @@ class Claim:
     with the next heartbeat.
     """
 
-    def __init__(self, claims: "Claims", path: Path) -> None:
+    def __init__(self, claims: "Claims", path: Path, token: str) -> None:
         self.lost, self.progress = False, 0
         self.taken_over = not path.name.endswith("000001")
-        self._claims, self._path = claims, path
+        self._claims, self._path, self._token = claims, path, token
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the file is this claim's, and not another's of the same number, made after it was taken over."""
+        try:
+            return _parsed(read_small(self._path, _MAX_CONTENT)).get("token") == self._token
+        except (OSError, IntegrityError):
+            return False
 
     def beat(self) -> None:
         """Send a heartbeat, and note whether another process took over."""
         name = _claimed(self._path)
         try:
-            self.lost = self._claims.newest(name) != self._path
-        except FileNotFoundError:  # somebody has removed the folder, and nobody has taken over
+            self.lost = self._claims.newest(name) != self._path or not self.is_there
+        except OSError:  # somebody has removed the folder, or a file server does not answer: nobody has taken over
             return
         # a claim that was lost may be another's file by now, which is not written to
         if not self.lost:
             # the file is closed at once: NFS sends writes when a file is closed
             with contextlib.suppress(OSError), self._path.open("r+b") as file:
-                file.write(_content(self.progress))
+                file.write(_content(self.progress, self._token))
 
 
 class Claims:
@@ -96,20 +105,24 @@ class Claims:
     @contextmanager
     def held(self, name: str) -> Iterator[Claim | None]:
         """Claim a piece of work until the end of the block; None where another process holds it."""
-        path = self._take(name)
+        token = secrets.token_hex(8)
+        path = self._take(name, token)
         if path is None:
             yield None
             return
-        claim, ended = Claim(self, path), threading.Event()
+        claim, ended, process = Claim(self, path, token), threading.Event(), os.getpid()
         thread = threading.Thread(target=self._beat, args=(claim, ended), name=f"claim {name}", daemon=True)
         thread.start()
         try:
             yield claim
         finally:
-            ended.set()
-            thread.join()
-            with contextlib.suppress(OSError):
-                path.unlink()
+            # a fork that ends must not give up what its parent holds
+            if os.getpid() == process:
+                ended.set()
+                thread.join()
+                if claim.is_there:
+                    with contextlib.suppress(OSError):
+                        path.unlink()
 
     def holder(self, name: str) -> Holder | None:
         """Return the holder of a claim; None where there is none, or it is given up at this moment."""
@@ -130,7 +143,7 @@ class Claims:
         numbers = [int(match["number"]) for match in self._listed() if match["name"] == name]
         return self._path(name, max(numbers)) if numbers else None
 
-    def _take(self, name: str) -> Path | None:
+    def _take(self, name: str, token: str = "") -> Path | None:
         newest = self.newest(name)
         number = 1
         if newest is not None:
@@ -140,18 +153,18 @@ class Claims:
             # of several who find the claim stale all try the same number, and one makes it
             number = int(newest.name[-6:]) + 1
         path = self._path(name, number)
-        if not self._make(path):
+        if not self._make(path, token):
             return None
         for match in self._listed():
             if match["name"] == name and int(match["number"]) < number:
                 self._path(name, int(match["number"])).unlink(missing_ok=True)
         return path
 
-    def _make(self, path: Path) -> bool:
+    def _make(self, path: Path, token: str) -> bool:
         """Make the file of a claim; return False where another process was faster."""
         temporary = self._folder / f"{TEMPORARY}{secrets.token_hex(8)}"
         try:
-            temporary.write_bytes(_content(0))
+            temporary.write_bytes(_content(0, token))
             # link(2): of those who try, one makes the name; a process killed here leaves no claim without a holder
             path.hardlink_to(temporary)
         except FileExistsError:
@@ -160,7 +173,7 @@ class Claims:
             # link(2) fails so where a file system has no hard links, as FAT, or allows no second one (EMLINK)
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
                 raise
-            return _make_exclusively(path)
+            return _make_exclusively(path, token)
         finally:
             temporary.unlink(missing_ok=True)
         return True
@@ -171,7 +184,7 @@ class Claims:
 
     def _holder(self, path: Path, now: float) -> Holder | None:
         try:
-            heard, data = path.stat().st_mtime, read_small(path)[:_MAX_CONTENT]
+            heard, data = path.stat().st_mtime, read_small(path, _MAX_CONTENT)
         except FileNotFoundError:
             return None
         content = _parsed(data)
@@ -217,12 +230,12 @@ def sweep_old(folder: Path) -> None:
                 left.unlink()
 
 
-def _make_exclusively(path: Path) -> bool:
+def _make_exclusively(path: Path, token: str) -> bool:
     """Make the file of a claim on a file system without hard links."""
     try:
         # O_EXCL: of those who try, one makes the file, on NFS too (version 3 and later)
         with path.open("xb") as file:
-            file.write(_content(0))
+            file.write(_content(0, token))
     except FileExistsError:
         return False
     return True
@@ -234,7 +247,7 @@ def _claimed(path: Path) -> str:
     return match["name"]
 
 
-def _content(progress: int) -> bytes:
+def _content(progress: int, token: str) -> bytes:
     """Return the content of a claim's file, in a fixed number of bytes, so that a later write replaces all of it."""
     own = {
         "host": socket.gethostname(),
@@ -242,6 +255,7 @@ def _content(progress: int) -> bytes:
         "started": _started(os.getpid()),
         "space": _process_space(),
         "progress": progress,
+        "token": token,
     }
     return json.dumps(own).encode()[:511].ljust(511) + b"\n"
 

@@ -44,6 +44,8 @@ _SET_ASIDE = "Move the file away, and look at what wrote it; the others are gath
 """The next step for a file that is not what the recorder wrote."""
 _AGAIN = "Remove the file; a run of this member that passes its step again saves it again."
 """The next step for a file that is damaged."""
+_ROW_BYTES = 2**18
+"""Bytes that small checkpoints count as, so that a part has at most 131,072: their rows are in one table, of 1 GiB."""
 PROPOSED = "proposed.json"
 """The file, in the folder of unfinished work, with the parts that were proposed to zoos on hubs."""
 
@@ -231,7 +233,7 @@ class _Gathering:
         for part in add_units(
             self.root,
             batches,
-            nbytes=lambda batch: len(batch) * self.arch.nbytes,
+            nbytes=lambda batch: len(batch) * max(self.arch.nbytes, _ROW_BYTES),
             read=lambda batch: self._read_batch(batch, known, tick),
             forget=self._forget,
         ):
@@ -331,6 +333,6 @@ def _remove_if_empty(folder: Path) -> None:
         return
     with contextlib.suppress(OSError):
         # a recorder that takes over meanwhile makes a claim with the next number, and keeps the folder
-        if newest is not None:
+        if newest is not None and holder is not None:
             newest.unlink(missing_ok=True)
         folder.rmdir()

@@ -1,5 +1,6 @@
 """A callback for Lightning that records the runs of its trainer; needs the extra ``lightning``."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,6 +59,7 @@ class RecordCallback(pl.Callback):
         self._run: Recorder | None = None
         self._member: str | None = options.get("member")
         self._validated: int | None = None
+        self._waits, self._epoch = False, 0.0
         self._validation_names = set[str]()
         self._seen = set[str]()
 
@@ -77,6 +79,8 @@ class RecordCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open the run."""
+        if self._run is not None:  # of a training that ended by an exception
+            self._run.close()
         if trainer.is_global_zero:
             options = {**self._options, "member": self._member}
             self._run = record(self._path, **{"arch": self._weights(pl_module), **options})
@@ -95,15 +99,24 @@ class RecordCallback(pl.Callback):
         self._validation_names |= {name for name in now if self._before.get(name) is not now[name]}
         self._seen |= now.keys()
 
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Save the checkpoint of the step before, which was validated in between, if at all."""
+        self._save_waiting(trainer, pl_module)
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Save a checkpoint where its step has come."""
-        if self._every is not None and trainer.global_step % self._every == 0:
-            self._save(trainer, pl_module)
+        """Note the epoch, and whether the step of a checkpoint has come."""
+        batches = trainer.num_training_batches
+        self._epoch = trainer.current_epoch + ((batch_idx + 1) / batches if math.isfinite(batches) else 0.0)
+        self._waits = self._every is not None and trainer.global_step % self._every == 0
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save a checkpoint at the end of an epoch."""
+        self._epoch = trainer.current_epoch + 1.0
+        self._save_waiting(trainer, pl_module)
         if self._every is None:
             self._save(trainer, pl_module)
 
@@ -132,6 +145,11 @@ class RecordCallback(pl.Callback):
             raise UnknownNameError("RecordCallback", "network", self._network, names)
         return module.get_submodule(self._network).state_dict()
 
+    def _save_waiting(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if self._waits:
+            self._waits = False
+            self._save(trainer, module)
+
     def _save(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         # gradients that are accumulated end several batches with one step
         if self._run is None or trainer.global_step in self._run.saved_here:
@@ -141,7 +159,5 @@ class RecordCallback(pl.Callback):
             # those of a validation were measured of other weights
             metrics = {name: value for name, value in metrics.items() if name not in self._validation_names}
         figures, extra = measured(metrics, self._columns)
-        batches = trainer.num_training_batches
-        epoch = trainer.global_step * trainer.accumulate_grad_batches / batches if batches else trainer.current_epoch
-        values: dict[str, Any] = {"epoch": float(epoch), **figures}
+        values: dict[str, Any] = {"epoch": float(self._epoch), **figures}
         self._run.save(self._weights(module), step=trainer.global_step, extra=extra, **values)

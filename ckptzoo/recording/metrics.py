@@ -11,7 +11,7 @@ def measured(metrics: Mapping[str, Any], columns: Mapping[str, str]) -> tuple[di
     for name, value in metrics.items():
         try:
             numbers[name] = float(value)
-        except (TypeError, ValueError):  # a table, an image
+        except (TypeError, ValueError, RuntimeError):  # a table, an image
             continue
     figures = {columns[name]: value for name, value in numbers.items() if name in columns}
     # JSON has no NaN

@@ -532,7 +532,7 @@ class Recorder:
         if self._dtype is not None:
             arrays = self._cast(arrays, numpy_dtype(self._dtype))
         if arrays.keys() == self._expected.keys() and all(
-            array.dtype == dtype and array.shape == shape
+            getattr(array, "dtype", None) == dtype and array.shape == shape
             for array, (dtype, shape) in ((arrays[name], expected) for name, expected in self._expected.items())
         ):
             return arrays, self._writer.check_row(row)
@@ -569,9 +569,14 @@ class Recorder:
         finite = all(np.isfinite(view).all() for view in pending.buffer.views.values() if view.dtype.kind not in "iub")
         row = {**pending.row, "finite": bool(finite)}
         path = unit_path(pending.folder, pending.step)
+        pieces = pending.buffer.file({**pending.facts, "rows": encode_rows([row])})
         try:
             make_folder(pending.folder)
-            write_file(path, *pending.buffer.file({**pending.facts, "rows": encode_rows([row])}))
+            try:
+                write_file(path, *pieces)
+            except (FileNotFoundError, ZooError):  # a gathering has removed the folder, which was empty
+                make_folder(pending.folder)
+                write_file(path, *pieces)
         except BaseException:
             recorded.steps.discard(pending.step)
             raise

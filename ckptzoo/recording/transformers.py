@@ -51,22 +51,47 @@ class RecordCallback(TrainerCallback):
         self._columns, self._metrics = dict(columns or {}), dict[str, Any]()
         check_columns(dict.fromkeys(self._columns.values()))
         self._evaluated: int | None = None
+        self._waits = False
         self._run: Recorder | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Open the run."""
+        if self._run is not None:  # of a training that ended by an exception
+            self._run.close()
         if state.is_world_process_zero:
             self._run = record(self._path, **{"arch": kwargs["model"], "seed": args.seed, **self._options})
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Keep the figures for the next checkpoint."""
-        self._metrics, self._evaluated = dict(kwargs.get("metrics") or {}), state.global_step
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save the checkpoint of the step before, which was evaluated in between, if at all."""
+        if self._waits:
+            self._save(state, kwargs["model"])
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Save a checkpoint where its step has come."""
-        if self._every is not None and state.global_step % self._every == 0:
+        """Note that the step of a checkpoint has come, or the last one."""
+        is_last = state.global_step >= state.max_steps > 0
+        if is_last or (self._every is not None and state.global_step % self._every == 0):
+            # figures of this step come later, and the weights stay until the next one begins
+            self._waits = True
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save the last checkpoint, where it is not evaluated first."""
+        if self._waits and not control.should_evaluate:
+            self._save(state, kwargs["model"])
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Keep the figures, of several sets together, for the checkpoint of this step."""
+        if self._evaluated != state.global_step:
+            self._metrics = {}
+        self._metrics |= dict(kwargs.get("metrics") or {})
+        self._evaluated = state.global_step
+        # the best model may be loaded before anything else is called
+        if self._waits and state.global_step >= state.max_steps > 0:
             self._save(state, kwargs["model"])
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -77,12 +102,16 @@ class RecordCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save the last checkpoint, wait until everything is on the disk, and end the run."""
-        if self._run is not None:
+        """Wait until everything is on the disk, and end the run."""
+        if self._run is None:
+            return
+        # with load_best_model_at_end the weights are those of another step by now
+        if not args.load_best_model_at_end:
             self._save(state, kwargs["model"])
-            self._run.close()
+        self._run.close()
 
     def _save(self, state: TrainerState, model: Any) -> None:
+        self._waits = False
         if self._run is None or state.global_step in self._run.saved_here:
             return
         # figures belong to the weights that they were measured of

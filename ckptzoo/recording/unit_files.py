@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format.durable import regular
-from ckptzoo.format.header import CODES, PAGE
+from ckptzoo.format.header import CODES, PAGE, numpy_dtype
 from ckptzoo.text import excerpt
 
 _UNSEALED = "0" * 64
@@ -116,22 +116,31 @@ def read(path: Path, expected: Mapping[str, str]) -> tuple[dict[str, NDArray[Any
     facts = read_facts(path, expected)
     if facts is None:
         return None
-    _check_seal(path)
+    try:
+        _check_seal(path)
+    except FileNotFoundError:  # another process has removed it at this moment
+        return None
+    # safetensors finds bfloat16 where ml_dtypes is imported
+    numpy_dtype("bfloat16")
     try:
         with safe_open(path, "numpy") as file:
             # safe_open can list its keys and not be iterated over
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
+    except FileNotFoundError:  # another process has removed it at this moment
+        return None
     except SafetensorError as error:
         raise _damaged(path, "a whole safetensors file", str(error)) from error
+    except (TypeError, AttributeError) as error:  # of dtypes that numpy does not have
+        raise _damaged(path, "tensors of known dtypes", str(error)) from error
 
 
-def read_small(path: Path) -> bytes:
-    """Return the bytes of a file that may be replaced by anything, such as a pipe, which would block a reader. Raises
-    FileNotFoundError: there is none. Raises IntegrityError: it is no file.
+def read_small(path: Path, limit: int = -1) -> bytes:
+    """Return the bytes of a file, at most ``limit`` where that is not negative. Raises FileNotFoundError: it is absent.
+    Raises IntegrityError: it is no file, but a pipe, which would block a reader, or something else.
     """
     try:
         with open(path, "rb", opener=regular) as file:
-            return file.read()
+            return file.read(limit)
     except OSError as error:
         # a pipe or a folder; a device; a socket
         if error.errno in (errno.EINVAL, errno.EISDIR, errno.ENXIO):

@@ -130,5 +130,8 @@ def test_transformers(tmp_path: Path) -> None:
     rows = zoo.metadata.select(["member", "step", "seed", "epoch"]).to_pylist()
     assert [(row["member"], row["step"]) for row in rows] == [("a", 3), ("a", 6), ("a", 8), ("b", 4), ("b", 8)]
     assert {row["seed"] for row in rows} == {5} and rows[-1]["epoch"] == 2.0
+    # steps 4 and 8 end epochs, which are evaluated after the step; the model's loss then is that of the row
+    losses = zoo.where("member == 'b'").metadata["test_loss"].to_pylist()
+    assert losses[-1] == pytest.approx(trainer.evaluate()["eval_loss"]) and losses[0] is not None
     for name, tensor in model.state_dict().items():
         assert torch.equal(torch.from_numpy(zoo.where("step == 8")[name][1]), tensor)

@@ -228,6 +228,13 @@ def test_wrapped_modules_are_the_network(tmp_path: Path) -> None:
     assert (zoo["0.weight"][:] == net[0].weight.detach().numpy()).all()
 
 
+def test_bfloat16_is_gathered_by_another_process(tmp_path: Path) -> None:
+    with ckptzoo.record(tmp_path / "zoo", arch=networks(0), member="a", dtype="bfloat16") as run:
+        run.save(networks(1), step=1)
+    code = f"import ckptzoo; assert ckptzoo.gather({str(tmp_path / 'zoo')!r}).checkpoints == 1"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_another_dtype_is_rounded_once(tmp_path: Path, dtype: str) -> None:
     with ckptzoo.record(tmp_path / "zoo", arch=networks(0), member="a", dtype=dtype) as run:

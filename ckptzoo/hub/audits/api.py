@@ -141,7 +141,7 @@ def audit(
     given = [source] if isinstance(source, str | Path) else list(source)
     zoos = [item for item in given if _is_zoo(item)]
     others = [item for item in given if item not in zoos]
-    steps: list[PublishedStep] = [step for item in zoos for step in steps_of_zoo(item)]
+    steps: list[PublishedStep] = [step for item in zoos for step in steps_of_zoo(item, endpoint=endpoint, token=token)]
     transfer, unreadable, passed = Transfer(), dict[str, str](), dict[str, str]()
     if others:
         opened = open_sources(others, endpoint=endpoint, token=token)

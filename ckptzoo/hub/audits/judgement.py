@@ -261,8 +261,13 @@ class _Numbers:
         arrays = [np.stack([step.values[piece] for step in steps]) for piece in shared]
         bits = [array.view(f"u{array.dtype.itemsize}") for array in arrays]
         moving = [(one != one[0]).any(axis=0) for one in bits]
+        # networks of integers alone have no numbers that are read
         self._bits = np.concatenate(
-            [one[:, moves].astype(np.uint64) for one, moves in zip(bits, moving, strict=True)], 1
+            [
+                np.empty((len(steps), 0), np.uint64),
+                *(one[:, moves].astype(np.uint64) for one, moves in zip(bits, moving, strict=True)),
+            ],
+            1,
         )
         self.count = sum(piece.numbers for piece in shared)
         # NaN and infinity are found elsewhere, and have no distances

@@ -1,6 +1,8 @@
 """Where the tensors of a checkpoint file are, from its header alone: safetensors, and files of torch.save."""
 
+import lzma
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
@@ -92,7 +94,16 @@ def torch_places(
                 raise IntegrityError(Problem(location, "data.pkl", f"at most {most} bytes", str(pickle.file_size), ""))
             limited.left += pickle.file_size + _BLOCK
             data = archive.read(pickle)
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        RuntimeError,
+        ValueError,
+        EOFError,
+        OSError,
+        zlib.error,
+        lzma.LZMAError,
+    ) as error:
         got = f"{type(error).__name__}: {error}"[:200]
         raise IntegrityError(Problem(location, "archive", "a whole file of torch.save", got, _STEP)) from None
     (answer,), arrays = process.read([Job(location, PLACES, len(data), strict=False)], [data])

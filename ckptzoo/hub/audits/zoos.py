@@ -11,9 +11,9 @@ from ckptzoo.hub.audits.steps import Layout, Piece, PublishedStep, digest_of
 from ckptzoo.loader.zoo import Zoo
 
 
-def steps_of_zoo(address: str | os.PathLike[str]) -> list[PublishedStep]:
+def steps_of_zoo(address: str | os.PathLike[str], *, endpoint: str | None, token: str | None) -> list[PublishedStep]:
     """Return the steps of a zoo's members."""
-    zoo = ckptzoo.open(address)
+    zoo = ckptzoo.open(address, endpoint=endpoint, token=token)
     ids, members, steps, methods, modes = (
         zoo.column(name).to_pylist() for name in ("id", "member", "step", "method", "mode")
     )

@@ -101,6 +101,7 @@ def _released(client: Client, repo: str, name: str, notes: str, token: str | Non
             raise HubError(Problem(location, f"tag {name}", "none of the name", "one without a release", step))
         document = {layout.release_file(name): encode(made)}
         head = client.commit(repo, document, title=f"Release {name}", parent=head).commit
-    # also where an earlier call was interrupted behind its commit
-    client.add_tags(repo, (*(item.name for item in known), name), head)
+    # also where an earlier call was interrupted behind its commit, unless the zoo has grown since
+    same = [item.name for item in (*known, made) if item.revision == contents.revision]
+    client.add_tags(repo, same, head)
     return made

@@ -61,7 +61,7 @@ def test_verify_of_a_sound_zoo(cli: Any, optunets: Any) -> None:
         )
         and not ended.err
     )
-    assert cli("verify", path, "--json").json == {"zoo": str(path), "deep": True, "problems": []}
+    assert cli("verify", path, "--json").json == {"zoo": str(path), "deep": True, "problems": [], "waiting": 0}
 
 
 def test_verify_finds_a_flipped_byte_and_exits_1(cli: Any, optunets: Any) -> None:

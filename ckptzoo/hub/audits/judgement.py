@@ -151,12 +151,14 @@ class _AuditedRun:
         target.append(Finding(kind, self.name, numbers, detail, next_step))
 
     def check_headers(self) -> None:
+        """Find steps with other tensors than most have."""
         for step in self.all:
             if step.layout != self.layout:
                 count = sum(other.layout == self.layout for other in self.all)
                 self.found("header", [step], f"{_of(step)} has {_difference(step, self.layout)} ({count} steps agree)")
 
     def check_numbers(self) -> None:
+        """Find steps with NaN or infinity."""
         for step in self.all:
             read = {piece.name for piece, values in step.values.items() if not is_finite(values)}
             if names := sorted(read | set(step.nonfinite)):
@@ -164,6 +166,7 @@ class _AuditedRun:
                 self.found("nonfinite", [step], f"{_of(step)} has NaN or infinity in {', '.join(names[:3])}{more}")
 
     def check_claims(self) -> None:
+        """Find steps whose files say that they are of another step."""
         for who in sorted({who for step in self.all for who in step.claims}):
             pairs = [(step, step.claims[who]) for step in self.all if who in step.claims and step.step is not None]
             wrong = [(step, claim) for step, claim in pairs if claim != step.step]

@@ -47,7 +47,7 @@ from ckptzoo.schema.metadata import COLUMNS, MAX_ID
 _SET_HERE = ("id", "member", "step", "seed", "unit", "finite", "created", "extra", "method", "mode", "draw")
 """The columns that ``record`` and ``save`` fill, and take from nobody."""
 AVERAGE = "+"
-"""What is between a member's name and that of an average of its weights, and in no member's name."""
+"""The sign between a member's name and that of an average of its weights, which is in no member's name."""
 _STEP_DIGITS = 18
 """The most digits of a step in a file's name and an id, all steps of 64 bits that anybody takes."""
 _BUFFERS = 2

@@ -95,13 +95,13 @@ def main() -> None:
 
 
 def kept(name: str) -> dict[str, Any]:
-    """What is known of a program, or nothing."""
+    """Return the kept result of a program; empty where there is none."""
     path = KEPT / f"{name}.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
 def minutes(name: str) -> float:
-    """What an earlier run took, or the estimate."""
+    """Return the minutes of an earlier run, or the estimate."""
     seconds = kept(name).get("seconds")
     return PROGRAMS[name].minutes if seconds is None else seconds / 60
 

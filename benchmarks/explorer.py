@@ -286,7 +286,7 @@ SHOWN = {
     "build_s": ("making the page", 1.0, "s"),
     "build_mib": ("resident memory while making it", 2**20, "bytes"),
 }
-"""What the documentation shows of each figure: its name there, and its size in the unit."""
+"""The name of each figure in the documentation, and its size in the unit."""
 
 
 def figures(rows: list[dict[str, Any]]) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""What all programs here share: turns of contenders, figures with their spread, facts of the machine, one form of JSON.
+"""Shared by all programs here: turns of contenders, figures with their spread, facts of the machine, one form of JSON.
 
 A figure belongs into one cell of a table of the documentation: a program names table, row and column, and
 ``docs/benchmarks.py`` writes the tables from the figures that ``python -m benchmarks`` has put into docs/benchmarks/.
@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 
 PACKAGES = ("ckptzoo", "numpy", "pyarrow", "safetensors", "torch", "zarr", "h5py")
 DIGITS = 4
-"""Of a figure that is kept."""
+"""The number of significant digits of a figure that is kept."""
 Name = TypeVar("Name")
 Figure = dict[str, Any]
 
 
 def turns(contenders: Iterable[Name], repeats: int) -> Iterator[Name]:
-    """Every contender once a repeat, in an order that is drawn anew for each repeat.
+    """Yield every contender once a repeat, in an order that is drawn again for each repeat.
 
     So drift of the machine, and what a contender leaves in caches for the next one, hits all alike.
     """
@@ -71,7 +71,7 @@ def write(path: Path, figures: Sequence[Figure], content: Mapping[str, Any]) -> 
 
 
 def machine(folder: Path) -> dict[str, Any]:
-    """What figures depend on: processor, memory, the disk's read-ahead, versions."""
+    """Return the facts that figures depend on: processor, memory, the disk's read-ahead, versions."""
     cpu = "unknown"
     if (info := Path("/proc/cpuinfo")).exists():
         models = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TINY, MEMBERS, SINGLE = "timm ViT", 1000, 50
 """One by one ``SINGLE`` networks are timed, of which the time for all is computed."""
 REPEATS = 3
-"""Of each; medians are printed."""
+"""The number of runs of each; medians are printed."""
 SECONDS, READS, MEMORY, SPEEDUP = 8.0, 8.0, 500.0, 10.0
 """The aims: seconds, times a warm read, MB beside input and output, times as fast as one by one."""
 Stacked = dict[str, NDArray[Any]]

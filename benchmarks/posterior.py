@@ -81,7 +81,7 @@ _held: dict[str, Any] = {}
 
 
 def _hold(recipe: str) -> None:
-    """What each process of a pool does first."""
+    """Prepare a process of a pool."""
     torch.set_num_threads(1)
     _held["recipe"] = Recipe.load(recipe)
     _held["source"] = sources.load(_held["recipe"])

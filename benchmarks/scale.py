@@ -1,6 +1,6 @@
 """What each verb costs as a zoo grows: seconds, memory, and over HTTP requests and bytes.
 
-A zoo of so many rows has tiny weights, and the columns and values that the builders write; it is made by the writer, in
+Each zoo has tiny weights, and the columns and values that the builders write; it is made by the writer, in
 parts of ``ROWS_A_PART`` rows. Each verb runs in a process of its own, which has opened the zoo before the clock starts;
 memory is the largest anonymous memory of that process. Over HTTP the same zoo lies on a ``ckptzoo serve``, behind a
 relay that counts, and nothing is cached. Then zoos of one-row parts. Sizes beyond the largest that is measured are
@@ -55,7 +55,7 @@ Act = Callable[[], object]
 
 
 def added(writer: Any, start: int, stop: int, unit: int) -> None:
-    """Add rows to a writer, ``BATCH`` at a time, in units of so many."""
+    """Add rows to a writer, ``BATCH`` at a time, in units of ``BATCH`` rows."""
     rng = np.random.default_rng(start)
     for first in range(start, stop, BATCH):
         numbers = range(first, min(stop, first + BATCH))
@@ -182,7 +182,7 @@ def spent(verb: str, place: Path | str, endpoint: str | None = None, counted: Ca
 
 
 def local(folder: Path, rows: int, repeats: int) -> Iterator[tuple[str, list[Spent]]]:
-    """Every verb on a zoo of so many rows, which stays in the folder."""
+    """Measure every verb on a zoo of ``rows`` rows, which stays in the folder."""
     zoo = folder / "zoo"
     yield "write", [spent(f"make/{rows}/{ROWS_A_PART}", zoo)]
     yield "open without a snapshot", [spent("open without a snapshot", zoo) for _ in range(repeats)]
@@ -287,19 +287,19 @@ def main() -> None:
     found: dict[str, dict[int, dict[str, list[Spent]]]] = {"rows": {}, "remote": {}, "parts": {}}
     for rows in sorted(chosen.rows):
         with tempfile.TemporaryDirectory(prefix="bench-scale-", dir=scratch) as folder:
-            found["rows"][rows] = told(f"{rows:,} rows", local(Path(folder), rows, chosen.repeats))
+            found["rows"][rows] = printed(f"{rows:,} rows", local(Path(folder), rows, chosen.repeats))
             if rows in chosen.remote:
-                found["remote"][rows] = told(f"{rows:,} rows over HTTP", remote(Path(folder)))
+                found["remote"][rows] = printed(f"{rows:,} rows over HTTP", remote(Path(folder)))
         # the largest may take an hour: what is measured is kept where it does not end
         keep(chosen.json, found)
     for parts in sorted(chosen.parts):
         with tempfile.TemporaryDirectory(prefix="bench-scale-", dir=scratch) as folder:
-            found["parts"][parts] = told(f"{parts:,} parts", of_parts(Path(folder), parts, chosen.repeats))
+            found["parts"][parts] = printed(f"{parts:,} parts", of_parts(Path(folder), parts, chosen.repeats))
         keep(chosen.json, found)
 
 
-def told(title: str, steps: Iterator[tuple[str, list[Spent]]]) -> dict[str, list[Spent]]:
-    """What the steps found, told as they come."""
+def printed(title: str, steps: Iterator[tuple[str, list[Spent]]]) -> dict[str, list[Spent]]:
+    """Return what the steps found, and print it as it comes."""
     found: dict[str, list[Spent]] = {}
     for verb, runs in steps:
         found[verb] = runs

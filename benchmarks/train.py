@@ -93,7 +93,7 @@ _held: list[DataSource] = []
 
 
 def _hold(recipe: Recipe, source: data.Data) -> None:
-    """What each process of a pool does first."""
+    """Prepare a process of a pool."""
     torch.set_num_threads(1)
     _held.append(DataSource.of(recipe, source, "cpu"))
 

@@ -42,7 +42,7 @@ class Audit(PrintedResult, JsonFields):
     findings
         what is wrong.
     notes
-        what may well be as it should, and what could not be told.
+        differences that may be right, and questions that were left open.
     passed_over
         files that were not looked into, each with the reason.
     bytes_read, bytes_stored

@@ -90,14 +90,20 @@ def tar_file(members: Mapping[str, bytes], mode: str = "w") -> bytes:
     return out.getvalue()
 
 
-def gguf_file(state: Network, *, kinds: Mapping[str, int] | None = None, alignment: int = 32) -> bytes:
-    """As llama.cpp writes it, with two settings; ``kinds`` are numbers of types other than the arrays' own."""
+def gguf_file(
+    state: Network, *, kinds: Mapping[str, int] | None = None, alignment: int = 32, shards: int | None = None
+) -> bytes:
+    """As llama.cpp writes it, with two settings; ``kinds`` are numbers of types other than the arrays' own, ``shards``
+    the number of files that gguf-split says there are.
+    """
     numbers = {"float32": 0, "float16": 1, "float64": 28, "int8": 24, "int32": 26, "int64": 27, "bfloat16": 30}
 
     def text(word: str) -> bytes:
         return struct.pack("<Q", len(word.encode())) + word.encode()
 
-    out = b"GGUF" + struct.pack("<IQQ", 3, len(state), 4)
+    out = b"GGUF" + struct.pack("<IQQ", 3, len(state), 4 + (shards is not None))
+    if shards is not None:
+        out += text("split.count") + struct.pack("<IH", 2, shards)
     out += text("general.name") + struct.pack("<I", 8) + text("tiny")
     out += text("general.alignment") + struct.pack("<II", 4, alignment)
     out += text("tiny.rate") + struct.pack("<If", 6, 0.5)

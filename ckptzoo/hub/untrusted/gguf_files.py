@@ -71,7 +71,7 @@ def read_gguf(data: bytes | memoryview, *, location: str, limits: Limits) -> dic
     """Read a file: its tensors as a state dict, and the numbers and texts before them as settings.
 
     Arrays are views of ``data``. Raises ``IntegrityError`` where it is not whole, declares more than the limits, or has
-    a tensor that is quantised.
+    a tensor that is quantised, or is one of several files of a network.
     """
     view = memoryview(data)
     header = _Header(view, location)
@@ -86,6 +86,10 @@ def read_gguf(data: bytes | memoryview, *, location: str, limits: Limits) -> dic
         key, value = header.text(), header.value()
         if value is not None and name_error(key) is None and not (isinstance(value, str) and len(value) > _MAX_FACT):
             facts[key] = value
+    # as gguf-split of llama.cpp marks its files, whatever they are called
+    if (shards := facts.get("split.count", 1)) != 1 and shards != 0:
+        merge = "Put the files together by gguf-split --merge, and import the one that it writes."
+        reject(location, "network", "a whole one", f"one of {excerpt(shards)} files that it is cut into", merge)
     described = [_tensor(header, location) for _ in range(count)]
     alignment = facts.pop("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 2**20:

@@ -290,6 +290,32 @@ def collapse(
     shown.answer("collapse", shown.opened(zoo), set, ood, **options, said="comparing members")
 
 
+@study.command()
+@expand_dataclasses
+def independence(
+    zoo: ZooAddress,
+    pairs: Annotated[int, typer.Option(metavar="N", min=1, help="The greatest number of pairs.")] = 4096,
+    disjoint: Annotated[
+        bool,
+        typer.Option(
+            "--disjoint/--all-pairs",
+            help="Compare each member with one other, so that p-values can be judged together, or with every one.",
+        ),
+    ] = True,
+    permutations: Annotated[int, typer.Option(metavar="N", min=99, help="Random permutations for a p-value.")] = 999,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of pairs and permutations.")] = 0,
+    *,
+    shown: StudyOptions,
+) -> None:
+    """Did members start from independent random weights?
+
+    An exact permutation test from weights alone, as in arXiv 2502.12292: pairs of members, or of modes of draws, and
+    the first against the last checkpoint of each.
+    """
+    options: dict[str, Any] = {"pairs": pairs, "disjoint": disjoint, "permutations": permutations, "seed": seed}
+    shown.answer("independence", shown.opened(zoo), **options, said="testing pairs")
+
+
 # in the order of ckptzoo study --help
 for _command in (barriers, transpositions, steps, compact, pairs):
     study.command()(_command)

@@ -316,6 +316,43 @@ def independence(
     shown.answer("independence", shown.opened(zoo), **options, said="testing pairs")
 
 
+@study.command()
+@expand_dataclasses
+def novelty(
+    generated: Annotated[
+        str,
+        typer.Argument(
+            metavar="GENERATED",
+            help="A zoo of generated checkpoints.",
+            show_default=False,
+            autocompletion=complete_zoos,
+        ),
+    ],
+    zoo: Annotated[
+        str,
+        typer.Argument(
+            metavar="ZOO",
+            help="The zoo that they may be copies of, as a rule what the generator was trained on.",
+            show_default=False,
+            autocompletion=complete_zoos,
+        ),
+    ],
+    members: Annotated[
+        int, typer.Option(metavar="N", min=8, help="Members whose distances to others are measured.")
+    ] = 512,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the noise of copies.")] = 0,
+    *,
+    shown: ResultOptions,
+) -> None:
+    """Are generated checkpoints new, or copies of members?
+
+    Distances to the nearest members modulo the symmetries of the network, beside those between independent members and
+    those of copies with noise, with p-values, as generators of weights often replicate what they were trained on
+    (arXiv 2506.07998).
+    """
+    shown.answer("novelty", opened(generated), opened(zoo), members=members, seed=seed, said="comparing")
+
+
 # in the order of ckptzoo study --help
 for _command in (barriers, transpositions, steps, compact, pairs):
     study.command()(_command)

@@ -94,8 +94,7 @@ def independence(
         fits = False
     else:
         fits = all(
-            len(one) == 3 and len(other) == 2 and one[1:] == 2 * other[1:]
-            for one, other in zip(*shapes, strict=True)
+            len(one) == 3 and len(other) == 2 and one[1:] == 2 * other[1:] for one, other in zip(*shapes, strict=True)
         )
     if not fits:
         expected, got = "(P, n, n) and (T, n), T of 1 or more, for each group", f"{shapes[0]} and {shapes[1]}"

@@ -106,9 +106,7 @@ def neurons_of(symmetry: Symmetry, floats: Sequence[str], *, location: str) -> N
     )
 
 
-def _products(
-    view: ChannelView, first: NDArray[np.floating], second: NDArray[np.floating]
-) -> NDArray[np.floating]:
+def _products(view: ChannelView, first: NDArray[np.floating], second: NDArray[np.floating]) -> NDArray[np.floating]:
     """Return (P, n, n) products of the channels of a tensor in two sets of networks."""
     return view.slices(first) @ view.slices(second).swapaxes(1, 2)
 

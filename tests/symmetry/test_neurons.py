@@ -19,7 +19,6 @@ from tests.support.effort import FEW_EXAMPLES, examples
 from tests.support.symmetry_tables import Network, networks
 
 
-
 def element_of(found: Neurons, K: int, seed: int) -> GroupElement:
     """The elements of which ``found.orders`` with this seed has the permutations; groups that stay in place do."""
     drawn, kept = (

@@ -6,8 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import archs
+from ckptzoo.derive.near_copies import origins
 from ckptzoo.derive.tables import symmetry_of
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.format.table import filled_with
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.independence import Independence, independence
 from ckptzoo.symmetry.neurons import neurons_of
@@ -16,6 +18,9 @@ BATCH_BYTES = 64 * 2**20
 """Bytes of weights of pairs that are in memory at a time, unless one pair has more; copies come on top."""
 MAX_ORDER_BYTES = 64 * 2**20
 """Bytes of permutations of all neurons."""
+
+UNIFORM = 0.001
+"""The level of the test of all p-values of disjoint pairs together."""
 
 Rows = NDArray[np.int64]
 
@@ -60,7 +65,7 @@ class IndependenceTest:
         step = max(1, BATCH_BYTES // (2 * self.arch.nbytes))
         for number, start in enumerate(range(0, len(pairs), step)):
             some = pairs[start : start + step]
-            sides = (self._weights(first, some[:, 0]), self._weights(second, some[:, 1]))
+            sides = (self.unit(first, some[:, 0]), self.unit(second, some[:, 1]))
             seed = int(np.random.SeedSequence([self._seed, len(orders[0]), number]).generate_state(1)[0])
             parts.append(independence(self.neurons.similarities(*sides), orders, seed=seed))
             advance(len(some))
@@ -68,5 +73,28 @@ class IndependenceTest:
         empty = np.empty(0)
         return Independence(*(np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in names))
 
-    def _weights(self, zoo: Zoo, rows: Rows) -> Mapping[str, NDArray[np.float32]]:
+    def unit(self, zoo: Zoo, rows: Rows) -> Mapping[str, NDArray[np.float32]]:
+        """Return incoming weights of some checkpoints, as similarities take them."""
         return self.neurons.unit({name: np.asarray(zoo[name][rows]) for name in self.arch.names})
+
+
+def first_and_last(zoo: Zoo) -> tuple[Rows, Rows]:
+    """Rows of the first and of the last checkpoint of each origin, by step and draw; origins in the zoo's order."""
+    _, place, label = np.unique(origins(zoo), return_index=True, return_inverse=True)
+    label = np.argsort(np.argsort(place))[label.reshape(-1)]
+    steps, draws = (filled_with(zoo.column(name), -1) for name in ("step", "draw"))
+    # lexsort sorts by its last key first
+    order = np.lexsort((draws, steps, label))
+    starts = np.searchsorted(label[order], np.arange(len(place) + 1))
+    return order[starts[:-1]], order[starts[1:] - 1]
+
+
+def random_pairs(count: int, limit: int, disjoint: bool, rng: np.random.Generator) -> Rows:
+    """(P, 2) random pairs of so many things, each in one pair at most, or any different pairs."""
+    if disjoint:
+        return rng.permutation(count)[: 2 * min(limit, count // 2)].reshape(-1, 2)
+    total = count * (count - 1) // 2
+    numbers = np.arange(total) if total <= limit else np.sort(rng.choice(total, limit, replace=False))
+    # pair k is that of j and k - j (j - 1) / 2, as j things are in j (j - 1) / 2 pairs
+    larger = np.floor((1 + np.sqrt(1 + 8 * numbers.astype(np.float64))) / 2).astype(np.int64)
+    return np.stack([numbers - larger * (larger - 1) // 2, larger], 1)

@@ -4,16 +4,19 @@ from ckptzoo.measure.barriers import Barriers, barriers
 from ckptzoo.measure.convergence import Convergence, convergence
 from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.gaussians import divergence, signal_to_noise, wasserstein
+from ckptzoo.measure.independence import Independence, independence
 from ckptzoo.measure.mmd import MMDTest, mmd2, mmd_test, p_value
 
 __all__ = [
     "Barriers",
     "Convergence",
     "Distances",
+    "Independence",
     "MMDTest",
     "barriers",
     "convergence",
     "divergence",
+    "independence",
     "mmd2",
     "mmd_test",
     "p_value",

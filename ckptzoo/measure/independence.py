@@ -119,6 +119,30 @@ def independence(
     return Independence(*found)
 
 
+def independence_of_all(
+    similarities: Sequence[NDArray[np.floating]], orders: Sequence[NDArray[np.integer]], *, seed: int
+) -> tuple[float, int]:
+    r"""Test one network against all of P others at once, whatever the others' dependence on each other.
+
+    As ``independence``, with one s for all and the statistic ``max_p phi(A, B_p)``. Returns its p-value and the place
+    of the other network that is most similar.
+    """
+    P, T = len(similarities[0]), len(orders[0])
+    shown = int(np.random.default_rng(np.random.SeedSequence(seed)).integers(T))
+    most, own = np.full(T, -np.inf), np.empty(P)
+    size = sum(array.shape[1] for array in orders)
+    step = max(1, _BYTES // (8 * T * max(array.shape[1] for array in orders)))
+    for start in range(0, P, step):
+        some = slice(start, start + step)
+        count = len(own[some])
+        sums = np.zeros((count, T))
+        for array, order in zip(similarities, orders, strict=True):
+            sums += _sums(array[some], order, np.full(count, shown))
+        own[some] = sums[:, shown]
+        most = np.maximum(most, sums.max(axis=0))
+    return float((most >= most[shown] - _ROUNDING * size).mean()), int(own.argmax())
+
+
 def holm(p: Values) -> Values:
     r"""Adjust the p-values (P,) of all tests that were made, whatever their dependence (Holm, 1979).
 

@@ -11,10 +11,8 @@ from rich.table import Table
 
 from ckptzoo.arguments import Count, Seed, Within, checked
 from ckptzoo.console import columns, facts
-from ckptzoo.derive.independence import IndependenceTest
-from ckptzoo.derive.near_copies import origins
+from ckptzoo.derive.independence import UNIFORM, IndependenceTest, first_and_last, random_pairs
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.format.table import filled_with
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.independence import Independence, holm
 from ckptzoo.measure.marginals import uniformity
@@ -27,8 +25,6 @@ LEVELS = (0.01, 0.05)
 """Levels at which the shares of small p-values are told."""
 FLAGGED = 0.01
 """The level of pairs that stand out among all that were tested, by Holm's procedure."""
-UNIFORM = 0.001
-"""The level of the test of all p-values of disjoint pairs together."""
 MAX_PAIRS = 4096
 """The number of pairs that are tested unless another one is asked for."""
 REFINED = 100
@@ -195,8 +191,6 @@ def independence(
         There are fewer than two origins, or the checkpoints are Gaussians.
     SymmetryError
         No symmetry table is known, or the table has fewer than 100 permutations of neurons.
-    MissingExtraError
-        scipy is not installed.
 
     Notes
     -----
@@ -213,13 +207,13 @@ def independence(
     (True, 0.53125)
     """
     usable = zoo.take(usable_rows(zoo.metadata))
-    first, last = _ends(usable)
+    first, last = first_and_last(usable)
     if len(last) < 2:
         step = "Select other members too: steps of one member, and draws around one mode, have one start."
         raise ZooError(Problem(zoo.name, "independent members or modes", "two or more", str(len(last)), step))
     test = IndependenceTest(usable, permutations=permutations, seed=seed)
     rng = np.random.default_rng(np.random.SeedSequence(seed))
-    between = last[_pairs(len(last), pairs, disjoint, rng)]
+    between = last[random_pairs(len(last), pairs, disjoint, rng)]
     within = np.stack([first, last], 1)[first != last][:pairs]
     advance = counter(len(between) + len(within), progress)
     kinds = (between, within)
@@ -241,28 +235,6 @@ def independence(
         least=min(1.0, len(between) / min(10**test.neurons.log10, 1 + _refined_permutations(len(between), test))),
         seed=seed,
     )
-
-
-def _ends(zoo: Zoo) -> tuple[Rows, Rows]:
-    """Rows of the first and of the last checkpoint of each origin, by step and draw; origins in the zoo's order."""
-    _, place, label = np.unique(origins(zoo), return_index=True, return_inverse=True)
-    label = np.argsort(np.argsort(place))[label.reshape(-1)]
-    steps, draws = (filled_with(zoo.column(name), -1) for name in ("step", "draw"))
-    # lexsort sorts by its last key first
-    order = np.lexsort((draws, steps, label))
-    starts = np.searchsorted(label[order], np.arange(len(place) + 1))
-    return order[starts[:-1]], order[starts[1:] - 1]
-
-
-def _pairs(count: int, limit: int, disjoint: bool, rng: np.random.Generator) -> Rows:
-    """(P, 2) random pairs of so many things, each in one pair at most, or any different pairs."""
-    if disjoint:
-        return rng.permutation(count)[: 2 * min(limit, count // 2)].reshape(-1, 2)
-    total = count * (count - 1) // 2
-    numbers = np.arange(total) if total <= limit else np.sort(rng.choice(total, limit, replace=False))
-    # pair k is that of j and k - j (j - 1) / 2, as j things are in j (j - 1) / 2 pairs
-    larger = np.floor((1 + np.sqrt(1 + 8 * numbers.astype(np.float64))) / 2).astype(np.int64)
-    return np.stack([numbers - larger * (larger - 1) // 2, larger], 1)
 
 
 def _refined_permutations(pairs: int, test: IndependenceTest) -> int:

@@ -77,7 +77,7 @@ class Nearest(JsonFields):
 
 
 @dataclass(frozen=True, eq=False)
-class Novelty(StudyResult, derived=("copies",)):
+class Novelty(StudyResult, derived=("copies", "near")):
     """Distances of generated checkpoints to the nearest members; drawn as ``novelty.png``.
 
     ``exact`` says whether distances are least over all permutations and signs, or upper bounds. ``generated`` has the
@@ -106,6 +106,11 @@ class Novelty(StudyResult, derived=("copies",)):
         return sum(item.verdict != "new" for item in self.generated)
 
     @property
+    def near(self) -> int:
+        """How many are nearer to a member than all but a share of ``LEVEL`` of the members are to others."""
+        return sum(item.p <= LEVEL for item in self.generated)
+
+    @property
     def distance(self) -> str:
         """What distances are called."""
         return "distance" if self.exact else "upper bound of the distance"
@@ -130,6 +135,8 @@ class Novelty(StudyResult, derived=("copies",)):
         verdicts = [item.verdict for item in self.generated]
         said = ", ".join(f"{verdicts.count(name):,} {words}" for name, words in _SAID.items() if name in verdicts)
         yield f"{said}, of {len(verdicts):,}." if said else "Nothing was compared."
+        expected = f"about {LEVEL * len(verdicts):.3g} to expect of independent ones"
+        yield f"{self.near:,} are nearer than {100 * (1 - LEVEL):g} % of the members are to others, {expected}."
         if self.skipped:
             yield f"{len(self.skipped):,} that are not finite were left out."
         yield self._nearest_table()
@@ -410,7 +417,8 @@ def _extrapolated(distances: Values, between: Values) -> tuple[Values, float]:
 
 
 def _noise(distance: float, levels: Values) -> float:
-    """Return the noise of copies at a distance, between those that were measured by their logarithms."""
-    if distance <= levels[0] or levels[0] <= 0:
-        return float(NOISES[0] * distance / levels[0]) if levels[0] > 0 else 0.0
-    return float(np.exp(np.interp(np.log(distance), np.log(levels), np.log(NOISES))))
+    """Return the noise of copies at a distance, which grows in proportion beside the levels that were measured."""
+    if levels[0] <= 0:
+        return 0.0
+    at = int(np.clip(np.searchsorted(levels, distance), 0, len(levels) - 1))
+    return float(NOISES[at] * distance / levels[at])

@@ -15,6 +15,7 @@ import pyarrow as pa
 from ckptzoo.hub.card import contents
 from ckptzoo.hub.card.contents import counts, format_number, format_range
 from ckptzoo.hub.card.explorer import explorer_section
+from ckptzoo.hub.card.independence import independence_section
 from ckptzoo.hub.card.markdown import code, fenced, folded, listed, table
 from ckptzoo.hub.card.pictures import pictures_section
 from ckptzoo.loader.zoo import Zoo
@@ -77,7 +78,8 @@ def readme(zoo: Zoo, card: Card, folder: str = "") -> str:
 
     Notes
     -----
-    Reads metadata and indices; no weights. Tested in ``tests/hub/card/test_page.py``.
+    Reads metadata and indices, and the weights of zoos that have at most 16 MiB of them, to test whether members are
+    independent. Tested in ``tests/hub/card/test_page.py``.
     """
     rows = zoo.metadata
     head = front_matter(
@@ -111,6 +113,7 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
         ("Explorer", explorer_section(zoo.contents.files)),
         ("How good they are", contents.accuracy(zoo)),
         ("How they were trained", trained),
+        ("Independence", independence_section(zoo)),
         ("Draws", contents.draws(rows)),
         ("Notes", markdown(card.notes)),
         *((title, markdown(getattr(card, key))) for key, title in _RESPONSIBLE.items()),

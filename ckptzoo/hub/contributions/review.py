@@ -26,6 +26,7 @@ from ckptzoo.hub.client.models import WITHOUT_WRITE
 from ckptzoo.hub.client.retry import HubRetryPolicy, RaceError
 from ckptzoo.hub.contributions.completion import complete
 from ckptzoo.hub.contributions.evaluation import EvaluatorPool, Factory, own_network
+from ckptzoo.hub.contributions.independence import check_independence
 from ckptzoo.hub.contributions.near_copies import check_near_copies
 from ckptzoo.hub.contributions.open_requests import check_open_requests
 from ckptzoo.hub.contributions.report import (
@@ -397,17 +398,20 @@ def review(
             evaluators = EvaluatorPool(target.zoo.arch, module, data, own)
             report = _check_parts(client, result, changes, target, folder, evaluators, progress)
             if report.zoo is not None:
+                copied = {entry.id for entry in report.entries if entry.copy is not None}
                 near = check_near_copies(
                     report.zoo,
                     target,
-                    without={entry.id for entry in report.entries if entry.copy is not None},
+                    without=copied,
                     network=network,
                     data=data,
                     own=own,
                     accepted=accept_near_copies,
                     progress=None if progress is None else partial(progress, "comparing"),
                 )
-                report = replace(report, checks=(*report.checks, near))
+                starts = check_independence(report.zoo, target, without=copied)
+                further = (near,) if starts is None else (near, starts)
+                report = replace(report, checks=(*report.checks, *further))
         result = _checked(result, changes, (*checks, *report.checks), report.entries)
         comment = result.comment()
         if post and comment not in {item.text.strip() for item in discussion.comments}:

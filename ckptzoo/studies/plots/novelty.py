@@ -43,8 +43,10 @@ def distances(result: Novelty) -> Figure:
             f"noise {noise:g}", (max(median, low), 0.97), xycoords=("data", "axes fraction"), rotation=90,
             ha="right", va="top", fontsize=9, color=MUTED,
         )  # fmt: skip
-    handles.append(Line2D([], [], color=MUTED, ls="--", lw=1.2, label="copies with noise, median"))
+    handles.append(Line2D([], [], color=MUTED, ls="--", lw=1.2, label="noisy copies"))
     axes.set_xscale("log")
+    # the style takes no mathematical text
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(low, high)
     where = "" if result.gauge is None else f", in {result.gauge}"
     axes.set_xlabel(f"{result.distance} to the nearest of {abbreviated(result.zoo, 24)}{where}")

@@ -52,6 +52,8 @@ def test_a_noisy_copy_is_named_and_not_merged_unless_accepted(tamper: Tamper) ->
     assert "--accept-near-copies" in check(found).detail
     accepted = tamper.review(number, accept_near_copies=True)
     assert accepted.merged is not None and check(accepted).detail.startswith("accepted: outputs nearer than")
+    (starts,) = (item for item in accepted.checks if item.name == "independence")
+    assert starts.outcome == "passed" and "stranger/near and m1-1 (p " in starts.detail
 
 
 def test_every_one_of_ten_copies_is_named_with_its_distance(make_zoo: Callable[..., Path], tmp_path: Path) -> None:

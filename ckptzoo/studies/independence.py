@@ -99,7 +99,7 @@ class IndependenceStudy(StudyResult, derived=("independent",)):
         return not self.different.flagged and (uniform is None or uniform >= UNIFORM)
 
     def verdict(self) -> str:
-        """What the tests say of members of different origins, in a sentence."""
+        """A sentence on members of different origins, by the tests."""
         tested, uniform = counted(len(self.different.p), "pair"), self.different.uniform
         together = "" if uniform is None else f" (p {uniform:.2g} for all together)"
         if self.independent:
@@ -204,7 +204,7 @@ def independence(
     >>> from ckptzoo.studies.independence import independence
     >>> found = independence(ckptzoo.open("cards/mnist-optunet-trajectories"))
     >>> found.independent, found.same.below["0.01"]
-    (True, 0.53125)
+    (True, 0.59375)
     """
     usable = zoo.take(usable_rows(zoo.metadata))
     first, last = first_and_last(usable)

@@ -112,7 +112,7 @@ class Novelty(StudyResult, derived=("copies", "near")):
 
     @property
     def distance(self) -> str:
-        """What distances are called."""
+        """The name of what was measured: a distance, or an upper bound of one."""
         return "distance" if self.exact else "upper bound of the distance"
 
     def to_json(self) -> Document:

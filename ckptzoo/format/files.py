@@ -56,7 +56,8 @@ class Files(Protocol):
 class Folder:
     """A zoo's folder on this machine.
 
-    ``follow`` says where the files are that its parts refer to; None where that was recorded when they were linked.
+    ``follow`` says where the files are that its parts refer to, or from which servers they are read; None where that
+    was recorded when they were linked.
     """
 
     def __init__(self, root: str | os.PathLike[str], follow: "Follow | None" = None) -> None:

@@ -6,7 +6,7 @@ import io
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -73,6 +73,13 @@ class MappedFile(mmap.mmap):
         self.forms[start] = form, size
         return memoryview(self)[start : start + size]
 
+    def require(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Fetch parts of the file, given by their first bytes and those behind them; all of this one are there."""
+
+    def piece(self, start: int, stop: int) -> bytes:
+        """Bytes of the file that say what is where in it."""
+        return self[start:stop]
+
     def reopen(self) -> int:
         """Open the file again, for another process; raise ``IntegrityError`` where another one is there now."""
         descriptor = os.open(self.place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -97,6 +104,14 @@ def mapped_file(array: NDArray[Any]) -> MappedFile | None:
         base = base.base
     base = base.obj if isinstance(base, memoryview) else base
     return base if isinstance(base, MappedFile) else None
+
+
+def require(arrays: Iterable[NDArray[Any]]) -> None:
+    """Fetch the numbers of arrays that are views of files on other machines, before they are looked at."""
+    for array in arrays:
+        if (file := mapped_file(array)) is not None:
+            start = address_of(array) - file.address
+            file.require([(start, start + array.nbytes)])
 
 
 class MappedStream(io.BufferedReader):

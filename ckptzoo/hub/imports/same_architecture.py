@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.contributions.matching import COUNTER, fitting_names, without_wrappers
+from ckptzoo.hub.imports.mapped import require
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, Tensor, kind_of
 
@@ -155,6 +156,7 @@ def in_architecture(
     if missing:
         facts["counters_set_to_0"] = missing
     if fitted.counters:
+        require(tensors[name] for name in fitted.counters)
         facts["counters"] = {name: int(tensors[name].reshape(-1)[0]) for name in fitted.counters if tensors[name].size}
     return arrays, facts
 
@@ -298,7 +300,10 @@ def are_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
     """Whether arrays are the same to the bit: NaN differs from itself."""
     if one is other:
         return True
-    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    require((one, other))
+    return one.tobytes() == other.tobytes()
 
 
 def widest(dtypes: Sequence[str]) -> str | None:

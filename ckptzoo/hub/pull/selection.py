@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.format.files import Files
+from ckptzoo.format.reader import read_contents
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import Document, Identity
 from ckptzoo.schema.layout import RAW
@@ -109,6 +111,12 @@ def refuse_references(identity: Identity, location: str) -> None:
     if identity.references:
         step = "Where the files are on this machine, copy their weights with ckptzoo materialize ZOO --to NEWZOO."
         raise ZooError(Problem(location, "zoo to pull", "one that holds its weights", "one that refers to files", step))
+
+
+def refuse_local_references(identity: Identity, files: Files) -> None:
+    """Raise ``ZooError`` for a zoo that refers to files of the machine that it was made on."""
+    if identity.references and not read_contents(files).references.is_remote.all():
+        refuse_references(identity, files.name)
 
 
 def describe(selection: Document) -> str:

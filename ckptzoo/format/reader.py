@@ -152,7 +152,7 @@ class Contents:
         """The reader of those files, as far as they may be followed on this machine."""
         follow, names = getattr(self.files, "follow", None), self.references.sources
         folders = followed(self.files.here, follow, names)
-        servers = followed_servers(self.files.here, follow, names)
+        servers = followed_servers(self.files.here, follow, names, getattr(self.files, "hub", (None, None)))
         return ReferencedFiles(self.references, folders, str(self.files.here or self.files.name), servers)
 
     @cached_property

@@ -188,17 +188,18 @@ class ReferencedFiles:
         references = self.references
         source, number = references.kinds[piece]
         servers, form = self._servers_of(source), references.layouts[number].form
-        if not servers.is_linked and form != SAFETENSORS:
-            # of other forms nothing tells that the bytes are numbers of such a file
-            step = "Link the file yourself, or ask whoever made the zoo for a copy that holds its weights."
-            raise ZooError(Problem(self.location(piece), "file", "safetensors, in a zoo of others", form, step))
         reader = self._readers.get(servers)
         if reader is None:
             # of two threads one makes the reader of both
             reader = self._readers.setdefault(servers, servers.reader(self._zoo))
         if piece not in self._added:
+            # which refuses an address that must not be shown
             reader.add([references.remote_files[piece]])
             self._added.add(piece)
+        if not servers.is_linked and form != SAFETENSORS:
+            # of other forms nothing tells that the bytes are numbers of such a file
+            step = "Link the file yourself, or ask whoever made the zoo for a copy that holds its weights."
+            raise ZooError(Problem(self.location(piece), "file", "safetensors, in a zoo of others", form, step))
         return reader
 
     def folder(self, source: str) -> Path:

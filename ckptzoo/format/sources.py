@@ -27,7 +27,7 @@ class Servers:
     """How the references of a source to files on other machines are followed.
 
     ``named`` are addresses of servers that the user named, which may be in the user's network and speak http;
-    ``endpoint`` and ``token`` are of the hub, None for those that huggingface_hub uses; the token stays in this process.
+    ``endpoint`` and ``token`` are of the hub, None for those of huggingface_hub; the token stays in this process.
     ``is_linked`` says that this user linked the source here.
     """
 
@@ -151,9 +151,16 @@ def followed(root: Path | None, follow: Follow | None, names: list[str]) -> dict
     return dict(follow) if isinstance(follow, Mapping) else dict.fromkeys(names, follow)
 
 
-def followed_servers(root: Path | None, follow: Follow | None, names: list[str]) -> dict[str, Servers]:
-    """With which servers the sources of a zoo on other machines are read, as ``followed``; of no others."""
+def followed_servers(
+    root: Path | None, follow: Follow | None, names: list[str], hub: tuple[str | None, str | None] = (None, None)
+) -> dict[str, Servers]:
+    """With which servers the sources of a zoo on other machines are read, as ``followed``; of no others.
+
+    ``hub`` is the address of the hub, and the token, that a caller names.
+    """
     known = {} if root is None else remembered_servers(root)
+    if any(hub):
+        known = {name: item.joined(Servers((), *hub)) for name, item in known.items()}
     if not isinstance(follow, Servers):
         return known
     return {name: known[name].joined(follow) if name in known else follow for name in names}

@@ -165,7 +165,9 @@ def files_at(
     """The files of a folder on this machine, with the places of its references, or of a place on another one."""
     places = _followed(follow, endpoint, token)
     if os.fspath(address) and Path(address).is_dir():
-        return Folder(address, places)
+        folder = Folder(address, places)
+        folder.hub = endpoint, token
+        return folder
     if places is not None and not isinstance(places, Servers):
         step = "Pull the zoo first, and open its folder."
         raise ZooError(Problem(os.fspath(address), "follow", "a zoo in a folder on this machine", "another", step))
@@ -899,7 +901,8 @@ class Zoo:
         if isinstance(files, RemoteFiles):
             contents = _contents_at(files.address, None, files.endpoint, files.token, files.follow)
         else:
-            contents = _contents_at(self.path, None, None, None, files.follow if isinstance(files, Folder) else None)
+            folder = files if isinstance(files, Folder) else Folder(self.path)
+            contents = _contents_at(self.path, None, *folder.hub, folder.follow)
         return _of_all(contents)
 
     def source(

@@ -31,6 +31,8 @@ from ckptzoo.hub.untrusted.forms import form_of
 
 FLAT = ("safetensors", "torch", "npz", "npy", "gguf")
 """Forms of files whose tensors may lie in them as they are in memory."""
+COMPARED_BYTES = 2**20
+"""Bytes of a tensor on another machine up to which it is compared with others of its file."""
 _COPY = "Copy the files with ckptzoo import instead."
 
 
@@ -106,12 +108,19 @@ def mapped_file(array: NDArray[Any]) -> MappedFile | None:
     return base if isinstance(base, MappedFile) else None
 
 
-def require(arrays: Iterable[NDArray[Any]]) -> None:
-    """Fetch the numbers of arrays that are views of files on other machines, before they are looked at."""
+def require(arrays: Iterable[NDArray[Any]], nbytes: int | None = None) -> None:
+    """Fetch the numbers of arrays that are views of files on other machines, before they are looked at.
+
+    With ``nbytes`` so many of their first bytes, of arrays that are small enough to be compared.
+    """
+    spans = dict[int, tuple[MappedFile, list[tuple[int, int]]]]()
     for array in arrays:
-        if (file := mapped_file(array)) is not None:
+        if (file := mapped_file(array)) is not None and (nbytes is None or array.nbytes <= COMPARED_BYTES):
             start = address_of(array) - file.address
-            file.require([(start, start + array.nbytes)])
+            stop = start + (array.nbytes if nbytes is None else min(nbytes, array.nbytes))
+            spans.setdefault(id(file), (file, []))[1].append((start, stop))
+    for file, wanted in spans.values():
+        file.require(wanted)
 
 
 class MappedStream(io.BufferedReader):

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import tempfile
+import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -58,7 +59,7 @@ class RemoteMap(MappedFile):
 
     recorded: RecordedFile
     _files: RemoteReferences
-    _kept: IO[bytes]
+    _kept: int
     _there: list[tuple[int, int]]
     _lock: Any
 
@@ -66,24 +67,26 @@ class RemoteMap(MappedFile):
     def made(cls, files: RemoteReferences, opened: RangeFile, path: str) -> "RemoteMap":
         """Map a file with what was read of it."""
         recorded = opened.recorded
-        kept = tempfile.TemporaryFile()  # noqa: SIM115 (it is there as long as the map)
-        kept.truncate(recorded.size)
-        made = cls.of(kept.fileno(), path, recorded.address)
-        made.recorded, made._files, made._kept, made._there, made._lock = recorded, files, kept, [], Lock()
+        descriptor, name = tempfile.mkstemp()
+        Path(name).unlink()
+        os.truncate(descriptor, recorded.size)
+        made = cls.of(descriptor, path, recorded.address)
+        weakref.finalize(made, os.close, descriptor)
+        made.recorded, made._files, made._kept, made._there, made._lock = recorded, files, descriptor, [], Lock()
         for start, data in opened.windows:
             made.put(start, data)
         return made
 
     def put(self, start: int, data: bytes) -> None:
         """Write bytes of the file that were fetched."""
-        os.pwrite(self._kept.fileno(), data, start)
+        os.pwrite(self._kept, data, start)
         with self._lock:
             self._there.append((start, start + len(data)))
 
     def mark(self, start: int, mark: bytes) -> None:
         """Write something in the place of bytes that were not fetched."""
         if not self._has(start, start + len(mark)):
-            os.pwrite(self._kept.fileno(), mark, start)
+            os.pwrite(self._kept, mark, start)
 
     def mark_tensor(self, start: int, count: int) -> None:
         """Let a tensor that was not fetched begin as no other one does."""
@@ -111,7 +114,7 @@ class RemoteMap(MappedFile):
         return data
 
     def reopen(self) -> int:
-        return os.dup(self._kept.fileno())
+        return os.dup(self._kept)
 
 
 class _Stream(MappedStream):

@@ -29,6 +29,8 @@ _HEADS = re.compile(r"(^|[._])(lm_)?(head|decoder|output|out|logits|classifier|g
 """Words of the layers whose weights are usually tied to an embedding."""
 COUNTER_DTYPE = "int64"
 """torch's dtype of BatchNorm's counters."""
+_FIRST = 16
+"""Bytes by which two tensors are compared before all of them are: of one number at least."""
 _MAX_PAIRS = 10_000
 """Pairs of tensors of one shape that are compared for equality."""
 
@@ -268,6 +270,7 @@ def _equal_matrices(tensors: Tensors) -> dict[str, str]:
         dtype = _dtype_name(array.dtype)
         if array.ndim > 1 and array.size > 1 and kind_of(name, dtype) == "parameter":
             by_shape.setdefault((array.shape, dtype), []).append(name)
+    require((tensors[name] for names in by_shape.values() if len(names) > 1 for name in names), _FIRST)
     pairs: dict[tuple[str, str], list[tuple[str, str]]] = {}
     looked_at = 0
     for names in by_shape.values():

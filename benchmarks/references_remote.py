@@ -130,7 +130,7 @@ def measured(url: str, relay: Relay, chosen: argparse.Namespace, cache: Path) ->
         counted = relay.counted()
         results[way].append(
             {"seconds": seconds, "cpu": spent, "requests": counted.requests, "received": counted.received}
-            | {"connections": counted.connections, "wanted": nbytes}
+            | {"connections": counted.connections, "wanted": float(nbytes)}
         )
     return results
 

@@ -158,7 +158,7 @@ def link(sources: list[str], **options: Any) -> None:
 _Source = Annotated[
     list[str],
     typer.Argument(
-        metavar="SOURCE...",
+        metavar="SOURCE",
         help="Folders or files of this machine; hf://org/model@revision, 'hf://org/model@step*'; https:// of a file or "
         "of a page that lists files; a list of them (.txt).",
         show_default=False,

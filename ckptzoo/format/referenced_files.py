@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,6 +27,8 @@ _KNOWN_HEADERS = 4096
 _KEPT_HEADER = 2**20
 """The number of bytes up to which the last header of a layout is kept."""
 _CHANGED = "Restore the file that was linked, or link what is there now into a new zoo."
+_PREFETCHED = 128 * 2**20
+"""Bytes up to which what is read next is fetched at once."""
 _HEADERS_AT_ONCE = 1024
 """Files on other machines whose headers are compared together."""
 
@@ -98,6 +101,24 @@ class ReferencedFiles:
             finally:
                 os.close(file)
 
+    def prefetch(self, wanted: Iterable[tuple[int, int, int]]) -> None:
+        """Fetch bytes of files on other machines that are read next into the cache, by as few requests as possible.
+
+        ``wanted`` has references, with first bytes in their files and numbers of bytes. Nothing is fetched where
+        these are more than ``_PREFETCHED``.
+        """
+        places = [item for item in wanted if item[2] and self.references.is_remote[item[0]]]
+        if not places or sum(nbytes for *_, nbytes in places) > _PREFETCHED:
+            return
+        self._check_headers(sorted({piece for piece, *_ in places}))
+        spans = dict[Servers, dict[Span, None]]()
+        for piece, offset, nbytes in places:
+            span = Span(self.references.remote_files[piece].address, offset, offset + nbytes, b"")
+            spans.setdefault(self._servers_of(self.references.kinds[piece][0]), {})[span] = None
+        for servers, unique in spans.items():
+            for _ in self._readers[servers].as_ready(list(unique)):
+                pass
+
     def require_followed(self) -> None:
         """Raise ZooError where a source is not to be followed, or an address is one that no reference may have."""
         references = self.references
@@ -115,18 +136,24 @@ class ReferencedFiles:
     ) -> None:
         """Read from files on other machines, as ``read``, at these places of ``pieces``."""
         wanted = dict[Servers, dict[Span, list[int]]]()
-        self._check_headers(sorted({pieces[at] for at in places}))
         for at in places:
             piece, offset = pieces[at], offsets[at]
+            self._reader(piece)
             span = Span(self.references.remote_files[piece].address, offset, offset + nbytes, b"")
             servers = self._servers_of(self.references.kinds[piece][0])
             # one file may be of several checkpoints
             wanted.setdefault(servers, {}).setdefault(span, []).append(at)
-        for servers, spans in wanted.items():
-            listed = list(spans.values())
-            for place, data in self._readers[servers].as_ready(list(spans)):
-                for at in listed[place]:
-                    out[at * nbytes : (at + 1) * nbytes] = data
+        # headers are compared while the bytes come, and before any of them is handed out
+        with ThreadPoolExecutor(1, "ckptzoo-headers") as pool:
+            compared = pool.submit(self._check_headers, sorted({pieces[at] for at in places}))
+            for servers, spans in wanted.items():
+                listed = list(spans.values())
+                for place, data in self._readers[servers].as_ready(list(spans)):
+                    for at in listed[place]:
+                        out[at * nbytes : (at + 1) * nbytes] = data
+                    if compared.done():
+                        compared.result()
+            compared.result()
 
     def _remote_blocks(self, piece: int, blocks: Sequence[Sequence[TensorPlace]]) -> Iterator[tuple[bytes, bool]]:
         arch, start = self.references.arch, self.references.facts[piece][1]

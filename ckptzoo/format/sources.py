@@ -90,12 +90,12 @@ def remember_servers(root: Path, name: str, servers: Servers) -> None:
     _write(root, {}, {name: {"named": named, "endpoint": servers.endpoint}})
 
 
-def _write(root: Path, folders: Mapping[str, str], servers: Mapping[str, Any]) -> None:
+def _write(root: Path, folders: dict[str, str], servers: dict[str, Any]) -> None:
     path, zoo = _record(root)
     make_folder(path.parent)
     with locked(path.parent):
         known = {name: str(place) for name, place in remembered(root).items()} | folders
-        others = {
+        others: dict[str, Any] = {
             name: {"named": list(item.named), "endpoint": item.endpoint}
             for name, item in remembered_servers(root).items()
         } | servers

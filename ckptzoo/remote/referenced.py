@@ -134,9 +134,9 @@ class RemoteReferences(Remote):
             for name, entry in entries.items()
         ]
 
-    def open(self, file: str | RecordedFile) -> "RangeFile":
+    def open(self, file: str | RecordedFile, *, cached: bool = False) -> "RangeFile":
         """Return a file to read in; its first ``HEAD_BYTES`` come by this request, and so does what is to be recorded
-        of it where only the address is known.
+        of it where only the address is known. With ``cached`` they are kept, and come from the cache where it has them.
 
         Raises RemoteError: there is none, or it has nothing to tell whether it changes.
         """
@@ -146,11 +146,11 @@ class RemoteReferences(Remote):
                 raise self._offline_error([file], 0)
             file, head = self._files.found(file)
         self.add([file])
-        if head:
+        if head is None and file.size:
+            span = Span(file.address, 0, min(HEAD_BYTES, file.size), b"")
+            head = b"".join(self.in_order([span])) if cached else self.span(*span[:3])
+        if cached and head:
             self.keep(file.address, 0, head)
-        elif head is None and file.size:
-            ((_, data),) = self.as_ready([Span(file.address, 0, min(HEAD_BYTES, file.size), b"")])
-            head = bytes(data)
         return RangeFile(self, file, head or b"")
 
     def each(
@@ -301,6 +301,7 @@ class _Store:
         self.recorded: dict[str, RecordedFile] = {}
         self.entries: dict[str, FileEntry] = {}
         self._places: dict[str, HubAddress | WebAddress] = {}
+        self._identities: dict[str, str] = {}
         self._repositories: dict[HubAddress, HubStore] = {}
         self._listings: dict[HubAddress, tuple[str, dict[str, FileEntry]]] = {}
 
@@ -328,12 +329,15 @@ class _Store:
         The hub belongs to it: another one may have another file at the same address. So does that the user named the
         server, or else a stranger's zoo would find in the cache what it may not ask for.
         """
+        if (known := self._identities.get(name)) is not None:
+            return known
         file, place = self.recorded[name], self._places[name]
         if isinstance(place, WebAddress):
             where = f"{place.url}\n{self._allowed.is_named(origin_of(place.url))}"
         else:
             where = f"{self._hub}\n{place}"
-        return f"{where}\n{file.size}\n{file.validator}\n{file.digest}"
+        self._identities[name] = f"{where}\n{file.size}\n{file.validator}\n{file.digest}"
+        return self._identities[name]
 
     def listing(self, place: HubAddress) -> tuple[str, dict[str, FileEntry]]:
         authorize = bearer(self._hub, self._token)

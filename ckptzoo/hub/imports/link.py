@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
-from ckptzoo.format.references import MAX_LAYOUTS, FileLayout, Reference, RemoteFile, TensorPlace, inode_of
-from ckptzoo.format.sources import Servers, forget, remember, remember_servers, remembered
+from ckptzoo.format.references import MAX_LAYOUTS, FileLayout, Reference, References, RemoteFile, TensorPlace, inode_of
+from ckptzoo.format.sources import Servers, forget, remember, remember_servers, remembered, remembered_servers
 from ckptzoo.format.writer import ReferenceWriter, create_referring
 from ckptzoo.hub.contributions.evaluation import Factory
 from ckptzoo.hub.imports.adapters import Options
@@ -138,7 +140,7 @@ def _opened(
         if len(places) > 1:
             step = "Link one after the other into the same zoo."
             raise ZooError(Problem("link", "sources", "one folder or file on this machine", str(len(places)), step))
-        path = Path(os.fspath(places[0]))  # pyright: ignore[reportArgumentType]
+        path = Path(str(places[0]))
         return open_mapped(path), partial(LinkedZoos, path)
     if len(afar) < len(places):
         step = "Link one after the other into the same zoo."
@@ -150,9 +152,8 @@ def _opened(
     ahead = LinkedFiles(files)
     stack.callback(ahead.close)
     source = open_places(given, places, partial(open_linked, ahead=ahead, endpoint=endpoint, token=token))
-    ahead.expect(source)
     servers = Servers(tuple(named), endpoint, is_linked=True)
-    return source, partial(RemoteLinkedZoos, source.address, servers)
+    return source, partial(RemoteLinkedZoos, source.address, ahead.expect(source), servers)
 
 
 def _server(address: str) -> str:
@@ -300,16 +301,37 @@ class RemoteLinkedZoos(LinkedZoos):
     """The zoos that a link of files on other machines writes; ``servers`` are those that the user named."""
 
     def __init__(
-        self, address: str, servers: Servers, folder: Path, declaration: Declaration, *, by_order: bool
+        self,
+        address: str,
+        addresses: frozenset[str],
+        servers: Servers,
+        folder: Path,
+        declaration: Declaration,
+        *,
+        by_order: bool,
     ) -> None:
         super().__init__(Path(folder), folder, declaration, by_order=by_order)
-        self._address, self._servers = address, servers
+        self._address, self._addresses, self._servers = address, addresses, servers
 
     def end(self, label: str) -> None:
         """Record with which servers the source is read, also of a zoo that had all of it."""
         for zoo in self._zoos:
-            if label in read_contents(Folder(zoo.path)).references.sources:
+            references = read_contents(Folder(zoo.path)).references
+            if label in references.sources and self._may_be(zoo, label, references):
                 remember_servers(zoo.path, label, self._servers)
+
+    def _may_be(self, zoo: OpenZoo, name: str, references: References) -> bool:
+        """Whether a name may be that of this source in a zoo.
+
+        References of others that have it, in a zoo that came from elsewhere, are not followed by that.
+        """
+        if name not in references.sources:
+            return name not in remembered(zoo.path)
+        own = np.flatnonzero(references.source_of == references.sources.index(name))
+        if not references.is_remote[own].all():
+            return False
+        addresses = {references.remote_files[at].address for at in own.tolist()}
+        return name in remembered_servers(zoo.path) or addresses <= self._addresses
 
     def holds(self, picked: Picked, unit: str) -> bool | None:
         """Whether the zoo's checkpoint of a unit lies in this file: no numbers are fetched to be compared."""
@@ -327,13 +349,12 @@ class RemoteLinkedZoos(LinkedZoos):
     def _source_name(self, zoo: OpenZoo, label: str) -> str:
         """Return the name of the source in a zoo, and record with which servers it is read.
 
-        A source on this machine that has its name is another one.
+        A source on this machine that has its name is another one, and so is one of somebody else.
         """
         if (name := self._names.get((zoo.path, label))) is None:
             references = read_contents(Folder(zoo.path)).references
-            local = {references.sources[number] for number in references.source_of[~references.is_remote].tolist()}
             names = (label if not number else f"{label}-{number + 1}" for number in itertools.count())
-            name = next(name for name in names if name not in local and name not in remembered(zoo.path))
+            name = next(name for name in names if self._may_be(zoo, name, references))
             remember_servers(zoo.path, name, self._servers)
             self._names[zoo.path, label] = name
         return name

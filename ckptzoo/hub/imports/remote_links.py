@@ -32,7 +32,16 @@ from ckptzoo.hub.untrusted.forms import form_of
 from ckptzoo.remote.address import HubAddress
 from ckptzoo.remote.headers import TorchOutline, safetensors_header, torch_outline
 from ckptzoo.remote.hub_store import HubStore, hub_address
-from ckptzoo.remote.referenced import COPY, WORKERS, RangeFile, RecordedFile, RemoteReferences
+from ckptzoo.remote.referenced import (
+    COPY,
+    WORKERS,
+    RangeFile,
+    RecordedFile,
+    RemoteReferences,
+)
+from ckptzoo.remote.referenced import (
+    HEAD_BYTES as HEAD_REQUEST,
+)
 from ckptzoo.remote.retry import RetryPolicy
 from ckptzoo.schema.layout import Span
 
@@ -50,8 +59,8 @@ _MAX_LISTED, _MAX_DEPTH = 1_000_000, 16
 """Bounds of a listing of a web server: files and folders, and folders within one another."""
 
 
-Listed = tuple[str, RecordedFile | str]
-"""A file of a source: its path there, and its address or what is recorded of it."""
+Listed = tuple[str, RecordedFile]
+"""A file of a source: its path there, and what is recorded of it."""
 
 
 class RemoteMap(MappedFile):
@@ -70,7 +79,7 @@ class RemoteMap(MappedFile):
         descriptor, name = tempfile.mkstemp()
         Path(name).unlink()
         os.truncate(descriptor, recorded.size)
-        made = cls.of(descriptor, path, recorded.address)
+        made = cast(RemoteMap, cls.of(descriptor, path, recorded.address))
         weakref.finalize(made, os.close, descriptor)
         made.recorded, made._files, made._kept, made._there, made._lock = recorded, files, descriptor, [], Lock()
         for start, data in opened.windows:
@@ -104,7 +113,7 @@ class RemoteMap(MappedFile):
             if start < stop and not self._has(start, stop)
         ]
         for place, data in self._files.as_ready(missing):
-            self.put(missing[place].start, data)
+            self.put(missing[place].start, bytes(data))
 
     def piece(self, start: int, stop: int) -> bytes:
         self.require([(start, stop)])
@@ -136,10 +145,11 @@ class LinkedFiles:
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def expect(self, source: ImportSource) -> None:
-        """Say in which order files will be opened: in that of their source."""
+    def expect(self, source: ImportSource) -> frozenset[str]:
+        """Say in which order files will be opened, that of their source, and return their addresses."""
         self._order = [item for inner in _parts(source) for item in inner]
         self._places = {id(item): at for at, item in enumerate(self._order)}
+        return frozenset(file.address for _, file in self._order)
 
     def open(self, item: "Listed") -> IO[bytes]:
         """Open a file, which is given with its path."""
@@ -166,9 +176,9 @@ class LinkedFiles:
 
         return _Stream(opened, map_of, path)
 
-    def _look(self, path: str, file: RecordedFile | str) -> tuple[RangeFile, RemoteMap | ZooError]:
+    def _look(self, path: str, file: RecordedFile) -> tuple[RangeFile, RemoteMap | ZooError]:
         """Open a file and, where its tensors may be linked, map it with what says where they are."""
-        opened = self.files.open(file)
+        opened = self.files.open(file, cached=True)
         try:
             return opened, self._mapped(opened, path)
         except ZooError as error:
@@ -246,7 +256,6 @@ class LinkedRepository(RepositorySource):
         self.position = 0
         for item in self.listed:
             path, file = item
-            assert isinstance(file, RecordedFile)
             yield SourceFile(path, file.size, partial(self._ahead.open, item), digest=file.digest)
             self.position += file.size
 
@@ -282,7 +291,6 @@ class WebFolder(ImportSource):
         self.position = 0
         for item in self.listed:
             path, file = item
-            assert isinstance(file, RecordedFile)
             yield SourceFile(path, file.size, partial(self._ahead.open, item))
             self.position += file.size
 
@@ -298,12 +306,12 @@ def open_linked(
     repository = place if isinstance(place, HubAddress) else hub_place(os.fspath(place))
     if repository is not None:
         return _of_hub(repository, ahead, endpoint, token)
-    text = os.fspath(place)  # pyright: ignore[reportArgumentType]
+    text = str(place)
     if "://" not in text:
         return open_mapped(Path(text))
     if text.lower().startswith(("http://", "https://")) and urlsplit(text).path.endswith("/"):
         return WebFolder(text, _listed_on_web(text, ahead.files), ahead)
-    with ahead.files.open(text) as opened:
+    with ahead.files.open(text, cached=True) as opened:
         recorded = opened.recorded
     return LinkedFile(text, unquote(urlsplit(text).path.rpartition("/")[2]), recorded, ahead)
 
@@ -369,7 +377,12 @@ def _listed_on_web(address: str, files: RemoteReferences) -> list[tuple[str, Rec
         step = "Give the addresses of its files, one on a line of a text file (.txt)."
         raise ZooError(Problem(address, "listing", "a page that links to files", "none", step))
     recorded = list[tuple[str, RecordedFile]]()
-    for url, item in zip(found, files.each(found, lambda file, stream: None), strict=True):
+
+    def keep(file: RecordedFile, stream: IO[bytes]) -> None:
+        head = stream.read(min(HEAD_REQUEST, file.size))
+        files.keep(file.address, 0, head)
+
+    for url, item in zip(found, files.each(found, keep), strict=True):
         if isinstance(item, ZooError):
             raise item
         recorded.append((found[url], item[0]))

@@ -129,7 +129,8 @@ def test_what_is_read_is_what_an_import_holds(
             rows = draw.integers(0, len(zoo), 5)
             assert all(zoo[name][rows].tobytes() == held[name][rows].tobytes() for name in names)
             assert served.sent == before
-            assert ForkingPickler.loads(ForkingPickler.dumps(zoo))[names[0]][:].tobytes() == held[names[0]][:].tobytes()
+            sent: Any = ForkingPickler
+            assert sent.loads(sent.dumps(zoo))[names[0]][:].tobytes() == held[names[0]][:].tobytes()
             ckptzoo.materialize(root / "a/zoo", root / "c/zoo")
             assert tree_of(root / "c/zoo") == tree_of(root / "b/zoo")
             assert ckptzoo.verify(root / "a/zoo") == []
@@ -209,6 +210,26 @@ def test_references_of_others_are_followed_only_where_the_user_says_so(web: Serv
     # linked here it is followed from then on
     assert link_zoo(f"{web.url}/nets/", moved, license="MIT").present == 4
     assert ckptzoo.open(moved)["0.weight"][:].shape == (4, 200, 4) and ckptzoo.verify(moved) == []
+
+
+def test_a_source_of_others_is_not_followed_because_another_has_its_name(
+    web: Served, nets: Path, tmp_path: Path
+) -> None:
+    theirs = nets.parent / "theirs"
+    save_file(network(70, width=200), nets.parent / "odd.safetensors")
+    theirs.mkdir()
+    (nets.parent / "odd.safetensors").rename(theirs / "odd.safetensors")
+    with serving(theirs) as served:
+        link(served, tmp_path / "zoo")
+        moved = Path(shutil.copytree(tmp_path / "zoo", tmp_path / "moved"))
+        asked = len(served.seen)
+        assert link_zoo(f"{web.url}/nets/", moved, license="MIT").added == 4
+        assert remembered_servers(moved).keys().isdisjoint({"nets"}) and len(served.seen) == asked
+        zoo = ckptzoo.open(moved)
+        with pytest.raises(ZooError, match="a source that was linked on this machine"):
+            zoo["0.weight"][:]
+        mine = zoo.take([at for at, name in enumerate(zoo.ids) if "odd" not in name])
+        assert mine["0.weight"][:].shape == (4, 200, 4) and len(served.seen) == asked
 
 
 def rewritten(zoo: Path, change: Callable[[list[Any]], None]) -> None:
@@ -386,7 +407,7 @@ def hub(tmp_path: Path) -> Iterator[Hosted]:
 
 
 def test_runs_whose_steps_are_revisions_are_linked_audited_streamed_and_published(hub: Hosted, tmp_path: Path) -> None:
-    token = {"endpoint": hub.url, "token": hub.tokens["write"]}
+    token: dict[str, Any] = {"endpoint": hub.url, "token": hub.tokens["write"]}
     listed = tmp_path / "runs.txt"
     listed.write_text("".join(f"hf://lab/run{run}@step*\n" for run in range(5)))
     done = link_zoo(listed, tmp_path / "a/zoo", license="MIT", **token)
@@ -429,7 +450,7 @@ def test_runs_whose_steps_are_revisions_are_linked_audited_streamed_and_publishe
 
 def test_a_zoo_is_published_where_everybody_can_read_its_files(web: Served, hub: Hosted, tmp_path: Path) -> None:
     link(web, tmp_path / "zoo")
-    token = {"endpoint": hub.url, "token": hub.tokens["write"]}
+    token: dict[str, Any] = {"endpoint": hub.url, "token": hub.tokens["write"]}
     with pytest.raises(ZooError, match=r"got one that refers to http://127.*ckptzoo materialize"):
         ckptzoo.push(tmp_path / "zoo", "lab/zoo", **token)
     with pytest.raises(ZooError, match="expected one that fits a branch or a tag"):

@@ -27,8 +27,8 @@ from ckptzoo.hub.imports.mapped import MappedFile, address_of, mapped_file, open
 from ckptzoo.hub.imports.outlines import outline
 from ckptzoo.hub.imports.report import ImportResult
 from ckptzoo.hub.imports.run import Importer, bring
-from ckptzoo.hub.imports.same_architecture import Tensors
-from ckptzoo.hub.imports.target import Declaration, OpenZoo, TargetZoos, commit_zoo
+from ckptzoo.hub.imports.same_architecture import Saved, Tensors
+from ckptzoo.hub.imports.target import Declaration, NewCheckpoint, OpenZoo, TargetZoos, commit_zoo
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.symmetry import Symmetry
@@ -150,6 +150,12 @@ class LinkedZoos(TargetZoos):
             for name in sorted(filter(re.compile(rf"{re.escape(label)}(-\d+)?").fullmatch, linked.sources)):
                 if known.get(name) != self._real and _may_lead(linked, known, name, self._real):
                     self._record(zoo, name)
+
+    def _effective(self, item: NewCheckpoint) -> Saved:
+        # numbers of a file that became shorter since it was mapped cannot be looked at
+        for file in {id(file): file for file in map(mapped_file, item.saved.tensors.values()) if file}.values():
+            file.require_same()
+        return super()._effective(item)
 
     def holds(self, picked: Picked, unit: str) -> bool | None:
         """Whether the zoo's checkpoint of a unit is in this file; where it is in another one, has these numbers."""

@@ -1,4 +1,8 @@
-"""Files of a source that are mapped and not read, so that each tensor is known by its place in its file."""
+"""Files of a source that are mapped and not read, so that each tensor is known by its place in its file.
+
+A page of a map whose file has become shorter ends the process (mmap(2), SIGBUS). So what is looked at is read, by
+``MappedFile`` and ``loaded``, and the map gives places alone.
+"""
 
 import bisect
 import errno
@@ -10,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +29,6 @@ from ckptzoo.hub.imports.sources import (
     WholeSource,
     open_path,
 )
-from ckptzoo.hub.untrusted.archives import View
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, is_tar
 from ckptzoo.hub.untrusted.forms import form_of
 
@@ -48,6 +51,7 @@ class MappedFile(mmap.mmap):
     address: int
     forms: dict[int, tuple[str, int]]
     _bases: list[int]
+    _file: io.FileIO
 
     @classmethod
     def of(cls, descriptor: int, path: str, place: str) -> "MappedFile":
@@ -55,8 +59,25 @@ class MappedFile(mmap.mmap):
         status = os.fstat(descriptor)
         made = cls(descriptor, status.st_size, access=mmap.ACCESS_READ)
         made.path, made.place, made.status, made.forms, made._bases = path, place, status, {}, []
+        made._file = io.FileIO(os.dup(descriptor))
         made.address = address_of(np.frombuffer(made, np.uint8))
         return made
+
+    def __getitem__(self, key: slice) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Bytes of the file, which are read; raise ``IntegrityError`` where it ends before."""
+        start, stop, _ = key.indices(len(self))
+        data = os.pread(self._file.fileno(), max(0, stop - start), start)
+        while len(data) < stop - start:
+            # one call reads at most 2**31 - 4096 bytes (read(2))
+            piece = os.pread(self._file.fileno(), stop - start - len(data), start + len(data))
+            if not piece:
+                self._refuse_changed()
+            data += piece
+        return data
+
+    def require_same(self) -> None:
+        """Raise ``IntegrityError`` where something was written to the file since it was opened."""
+        self._compare(os.fstat(self._file.fileno()))
 
     def offset_of(self, view: memoryview) -> int:
         """The first byte of a view of the file."""
@@ -65,6 +86,10 @@ class MappedFile(mmap.mmap):
     def member_at(self, offset: int) -> int:
         """The first byte of what is read as a file and has a byte of this file."""
         return self._bases[bisect.bisect_right(self._bases, offset) - 1]
+
+    def stream(self, start: int, size: int) -> IO[bytes]:
+        """A stream of a part of the file."""
+        return io.BufferedReader(_Part(self, start, size))
 
     def view(self, start: int, size: int, form: str) -> memoryview:
         """A view of the bytes that are read as a file of a form."""
@@ -76,13 +101,21 @@ class MappedFile(mmap.mmap):
     def reopen(self) -> int:
         """Open the file again, for another process; raise ``IntegrityError`` where another one is there now."""
         descriptor = os.open(self.place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        now = os.fstat(descriptor)
+        try:
+            self._compare(os.fstat(descriptor))
+        except IntegrityError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _compare(self, now: os.stat_result) -> None:
         facts = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
         if any(getattr(now, fact) != getattr(self.status, fact) for fact in facts):
-            os.close(descriptor)
-            expected, step = "the same file all the time", "Link it when nothing is written to it."
-            raise IntegrityError(Problem(self.place, "file", expected, "one that changed while it was read", step))
-        return descriptor
+            self._refuse_changed()
+
+    def _refuse_changed(self) -> NoReturn:
+        expected, step = "the same file all the time", "Link it when nothing is written to it."
+        raise IntegrityError(Problem(self.place, "file", expected, "one that changed while it was read", step))
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -97,6 +130,42 @@ def mapped_file(array: NDArray[Any]) -> MappedFile | None:
         base = base.base
     base = base.obj if isinstance(base, memoryview) else base
     return base if isinstance(base, MappedFile) else None
+
+
+def loaded(array: NDArray[Any]) -> NDArray[Any]:
+    """The numbers of an array, which are read where it is a view of a mapped file."""
+    file = mapped_file(array)
+    if file is None or not array.size:
+        return array
+    if not array.flags.c_contiguous:
+        file.require_same()
+        return array
+    start = address_of(array) - file.address
+    return np.frombuffer(file[start : start + array.nbytes], array.dtype).reshape(array.shape)
+
+
+class _Part(io.RawIOBase):
+    """A stream of a part of a mapped file, which is read."""
+
+    def __init__(self, file: MappedFile, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._at = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        first = min(self._at, self._size)
+        piece = self._file[self._start + first : self._start + min(first + len(buffer), self._size)]
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
 
 
 class MappedStream(io.BufferedReader):
@@ -119,8 +188,8 @@ class MappedStream(io.BufferedReader):
 
     def member(self, start: int, size: int, path: str) -> IO[bytes]:
         """Return the stream of a member of this archive."""
-        view = memoryview(file := self._file())[start : start + size]
-        return MappedStream(View(view), lambda: file, path, start, size)
+        file = self._file()
+        return MappedStream(_Part(file, start, size), lambda: file, path, start, size)
 
 
 def open_mapped(path: Path) -> ImportSource:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.contributions.matching import COUNTER, fitting_names, without_wrappers
+from ckptzoo.hub.imports.mapped import loaded
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, Tensor, kind_of
 
@@ -203,7 +204,7 @@ def is_causal(array: NDArray[Any]) -> bool:
         or array.size != array.shape[-1] ** 2
     ):
         return False
-    table = array.reshape(array.shape[-2:])
+    table = loaded(array).reshape(array.shape[-2:])
     below, above = table[0, 0], table[0, 1]
     if below == above or not any(value == 0 or value == -np.inf for value in (below, above)):
         return False
@@ -269,12 +270,13 @@ def _equal_matrices(tensors: Tensors) -> dict[str, str]:
     pairs: dict[tuple[str, str], list[tuple[str, str]]] = {}
     looked_at = 0
     for names in by_shape.values():
+        heads = {name: loaded(tensors[name][(slice(0, 1),) * tensors[name].ndim]).item() for name in names}
         for first, other in combinations(names, 2):
             looked_at += 1
             if looked_at > _MAX_PAIRS:
                 return {}
-            one, two = tensors[first], tensors[other]
-            is_equal = one[(0,) * one.ndim] == two[(0,) * one.ndim] and are_equal(one, two)
+            is_equal = heads[first] == heads[other] and are_equal(tensors[first], tensors[other])
+            one = loaded(tensors[first]) if is_equal else tensors[first]
             # tables of zeros and ones, such as causal masks, and what was not trained yet are alike in many layers
             if is_equal and not bool(((one == 0) | (one == 1) | (one == one.flat[0])).all()):
                 pairs.setdefault(_where(first, other), []).append((first, other))
@@ -298,7 +300,9 @@ def are_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
     """Whether arrays are the same to the bit: NaN differs from itself."""
     if one is other:
         return True
-    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return loaded(one).tobytes() == loaded(other).tobytes()
 
 
 def widest(dtypes: Sequence[str]) -> str | None:

@@ -34,8 +34,8 @@ from ckptzoo.schema.card import Card
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import Progress
 
-_FILES = 32
-"""Files that are mapped together: each keeps a descriptor open."""
+_FILES = 24
+"""Files that are mapped together: each keeps two descriptors open."""
 _KEPT = 64
 """Kinds of headers that are kept."""
 

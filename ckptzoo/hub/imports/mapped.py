@@ -51,7 +51,7 @@ class MappedFile(mmap.mmap):
     address: int
     forms: dict[int, tuple[str, int]]
     _bases: list[int]
-    _file: io.FileIO
+    _file = -1
 
     @classmethod
     def of(cls, descriptor: int, path: str, place: str) -> "MappedFile":
@@ -59,17 +59,22 @@ class MappedFile(mmap.mmap):
         status = os.fstat(descriptor)
         made = cls(descriptor, status.st_size, access=mmap.ACCESS_READ)
         made.path, made.place, made.status, made.forms, made._bases = path, place, status, {}, []
-        made._file = io.FileIO(os.dup(descriptor))
+        made._file = os.dup(descriptor)
         made.address = address_of(np.frombuffer(made, np.uint8))
         return made
+
+    def __del__(self) -> None:
+        # what mmap does for its own descriptor
+        if self._file >= 0:
+            os.close(self._file)
 
     def __getitem__(self, key: slice) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Bytes of the file, which are read; raise ``IntegrityError`` where it ends before."""
         start, stop, _ = key.indices(len(self))
-        data = os.pread(self._file.fileno(), max(0, stop - start), start)
+        data = os.pread(self._file, max(0, stop - start), start)
         while len(data) < stop - start:
             # one call reads at most 2**31 - 4096 bytes (read(2))
-            piece = os.pread(self._file.fileno(), stop - start - len(data), start + len(data))
+            piece = os.pread(self._file, stop - start - len(data), start + len(data))
             if not piece:
                 self._refuse_changed()
             data += piece
@@ -77,7 +82,7 @@ class MappedFile(mmap.mmap):
 
     def require_same(self) -> None:
         """Raise ``IntegrityError`` where something was written to the file since it was opened."""
-        self._compare(os.fstat(self._file.fileno()))
+        self._compare(os.fstat(self._file))
 
     def offset_of(self, view: memoryview) -> int:
         """The first byte of a view of the file."""

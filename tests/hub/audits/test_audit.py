@@ -250,7 +250,7 @@ def test_repositories_of_a_hub(tmp_path: Path, server: Hosted, runs: int, count:
 def test_tensors_that_were_not_read_are_not_said_to_be_equal(tmp_path: Path) -> None:
     states = walk(0, 6)
     kernel = torch.randn(8, 8, 3, 3, generator=torch.Generator().manual_seed(0))
-    for at, weights in enumerate(states):
+    for at in range(len(states)):
         tensors = {name: torch.from_numpy(array) for name, array in states[min(at, 4)].items()}
         # numbers in another order than the first to the last axis have no place of their own in the file
         tensors["conv.weight"] = (kernel + at).to(memory_format=torch.channels_last)

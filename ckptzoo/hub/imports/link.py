@@ -4,9 +4,10 @@ import hashlib
 import itertools
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,10 +31,10 @@ from ckptzoo.hub.imports.outlines import outline
 from ckptzoo.hub.imports.remote_links import READ_STORAGE, LinkedFiles, RemoteMap, open_linked
 from ckptzoo.hub.imports.report import ImportResult
 from ckptzoo.hub.imports.run import Importer, bring
-from ckptzoo.hub.imports.same_architecture import Tensors
+from ckptzoo.hub.imports.same_architecture import Saved, Tensors
 from ckptzoo.hub.imports.source_lists import open_places, resolved
 from ckptzoo.hub.imports.sources import ImportSource
-from ckptzoo.hub.imports.target import Declaration, OpenZoo, TargetZoos, commit_zoo
+from ckptzoo.hub.imports.target import Declaration, NewCheckpoint, OpenZoo, TargetZoos, commit_zoo
 from ckptzoo.hub.untrusted import Limits
 from ckptzoo.remote.referenced import RemoteReferences
 from ckptzoo.schema.architecture import Architecture
@@ -41,8 +42,8 @@ from ckptzoo.schema.card import Card
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import Progress
 
-_FILES = 32
-"""Files that are mapped together: each keeps a descriptor open."""
+_FILES = 24
+"""Files that are mapped together: each keeps two descriptors open."""
 _KEPT = 64
 """Kinds of headers that are kept."""
 
@@ -191,11 +192,42 @@ class LinkedZoos(TargetZoos):
         self._used = dict[Path, dict[int, int]]()
         self._names = dict[tuple[Path, str], str]()
         self._held = dict[Path, dict[str, set[str]]]()
+        self._known = dict[Path, _Linked]()
+        self._real = Path(os.path.realpath(place))
 
     def end(self, label: str) -> None:
-        """Record where the references of the source lead, also of a zoo that had all of it."""
+        """Record where sources of this name are that the zoos had, and whose files have moved here."""
         for zoo in self._zoos:
-            self._source_name(zoo, label)
+            linked, known = self._linked(zoo), remembered(zoo.path)
+            for name in sorted(filter(re.compile(rf"{re.escape(label)}(-\d+)?").fullmatch, linked.sources)):
+                if known.get(name) != self._real and _may_lead(linked, known, name, self._real):
+                    self._record(zoo, name)
+
+    def _effective(self, item: NewCheckpoint) -> Saved:
+        # numbers of a file that became shorter since it was mapped cannot be looked at
+        for file in {id(file): file for file in map(mapped_file, item.saved.tensors.values()) if file}.values():
+            file.require_same()
+        return super()._effective(item)
+
+    def holds(self, picked: Picked, unit: str) -> bool | None:
+        """Whether the zoo's checkpoint of a unit is in this file; where it is in another one, has these numbers."""
+        if unit not in self._rows:
+            return None
+        zoo, id = self._rows[unit]
+        files = [file for file in map(mapped_file, picked.tensors.values()) if file is not None]
+        # nothing is read of a file that is the one that was linked
+        if self._linked(zoo).of(id) <= {_facts(file.status) for file in files}:
+            return True
+        try:
+            return super().holds(picked, unit)
+        except ZooError:  # that file is not there, so that this one is another
+            return False
+
+    def _linked(self, zoo: OpenZoo) -> "_Linked":
+        """Return the references that a zoo had before."""
+        if zoo.path not in self._known:
+            self._known[zoo.path] = _Linked(zoo.path)
+        return self._known[zoo.path]
 
     def _source_name(self, zoo: OpenZoo, label: str) -> str:
         """Return the name of the place in a zoo, and record that the zoo may follow its references there.
@@ -203,12 +235,28 @@ class LinkedZoos(TargetZoos):
         A folder and an archive of it have one label, and are two places.
         """
         if (name := self._names.get((zoo.path, label))) is None:
-            known, place = remembered(zoo.path), Path(os.path.realpath(self.place))
+            linked, known = self._linked(zoo), remembered(zoo.path)
             names = (label if not number else f"{label}-{number + 1}" for number in itertools.count())
-            name = next(name for name in names if known.get(name, place) == place or not known[name].exists())
-            remember(zoo.path, {name: place})
+            name = next(name for name in names if _may_lead(linked, known, name, self._real))
+            if known.get(name) != self._real:
+                self._record(zoo, name)
             self._names[zoo.path, label] = name
         return name
+
+    def _record(self, zoo: OpenZoo, name: str) -> None:
+        """Record that a source is here, and say so where it was elsewhere, or another one has its name."""
+        linked, before = self._linked(zoo).sources, remembered(zoo.path).get(name)
+        remember(zoo.path, {name: self._real})
+        if name in linked and before is not None:
+            self._note(f"files of {name!r} have moved from {before} to {self._real}, and are read there")
+        elif name not in linked and (others := [other for other in sorted(linked) if _plain(other) == _plain(name)]):
+            self._note(f"files of {self._real} are {name!r} in the zoo, which has other files as {others[0]!r}")
+
+    def _make_room(self) -> None:
+        (first,) = self._zoos
+        known = remembered(first.path)
+        super()._make_room()
+        remember(first.path, known)
 
     def _create(self, path: Path, arch: Architecture, card: Card, symmetry: Symmetry | None) -> None:
         forget(path)
@@ -295,6 +343,53 @@ class LinkedZoos(TargetZoos):
         return Reference(
             source, file.path, base, start, status.st_size, inode_of(status), status.st_mtime_ns, digest, layout
         )
+
+
+class _Linked:
+    """The references that a zoo has, and what was recorded of each file: its size, its inode and its time."""
+
+    def __init__(self, zoo: Path) -> None:
+        contents = read_contents(Folder(zoo))
+        self._references, self._ids = contents.references, contents.raw.rows["id"].to_pylist()
+        self.sources = frozenset(self._references.sources)
+
+    @cached_property
+    def _by_id(self) -> dict[str, set[tuple[int, int, int]]]:
+        found = dict[str, set[tuple[int, int, int]]]()
+        for row, facts in zip(self._references.rows.tolist(), self._references.facts, strict=True):
+            found.setdefault(self._ids[row], set()).add(facts[2:])
+        return found
+
+    def of(self, id: str) -> set[tuple[int, int, int]]:
+        """What was recorded of the files of a checkpoint."""
+        return self._by_id[id]
+
+    def is_at(self, name: str, place: Path) -> bool:
+        """Whether a file of a source lies in a place as it was linked."""
+        folder, references = place.is_dir(), self._references
+        for (source, _), path, facts in zip(references.kinds, references.paths, references.facts, strict=True):
+            if source == name and (folder or path == place.name):
+                with suppress(OSError, ValueError):
+                    if _facts(os.lstat(place / path if folder else place)) == facts[2:]:
+                        return True
+        return False
+
+
+def _facts(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, inode_of(status), status.st_mtime_ns
+
+
+def _plain(name: str) -> str:
+    """Return the name of a source without what tells it from others of the same name."""
+    return re.sub(r"-\d+$", "", name.rpartition("/")[2])
+
+
+def _may_lead(linked: _Linked, known: Mapping[str, Path], name: str, place: Path) -> bool:
+    """Whether a name may be that of a place: no file of another place that still has its files is lost by that."""
+    elsewhere = known.get(name, place) != place
+    if name not in linked.sources:
+        return not elsewhere
+    return linked.is_at(name, place) and not (elsewhere and linked.is_at(name, known[name]))
 
 
 class RemoteLinkedZoos(LinkedZoos):

@@ -1,24 +1,21 @@
 """Sources on other machines whose files a zoo refers to: what says where tensors are is fetched, and no weights.
 
-A file is mapped as one of this machine is, with zeros where nothing was fetched. Code that looks at numbers asks for
-them first, by ``mapped.require``.
+A file is mapped as one of this machine is, with zeros where nothing was fetched. What is looked at is read by
+``mapped.loaded``, which fetches it.
 """
 
 import hashlib
-import json
 import os
+import struct
 import tempfile
-import weakref
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
-from threading import Lock
-from typing import IO, Any, cast
+from typing import IO, cast
 from urllib.parse import unquote, urljoin, urlsplit
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
@@ -26,7 +23,6 @@ from ckptzoo.hub.imports.mapped import MappedFile, MappedStream, open_mapped
 from ckptzoo.hub.imports.remote_sources import RepositorySource, hub_place
 from ckptzoo.hub.imports.source_lists import JoinedSource, Place
 from ckptzoo.hub.imports.sources import FileSource, ImportSource, SourceFile, WholeSource, natural
-from ckptzoo.hub.untrusted.archives import stream_of
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, LEGACY_MAGIC
 from ckptzoo.hub.untrusted.forms import form_of
 from ckptzoo.remote.address import HubAddress
@@ -64,66 +60,73 @@ Listed = tuple[str, RecordedFile]
 
 
 class RemoteMap(MappedFile):
-    """A file on another machine, of which parts are in memory; ``recorded`` is what is recorded of it."""
+    """A file on another machine, of which parts are in memory; ``recorded`` is what is recorded of it.
+
+    What is not there is fetched when it is read.
+    """
 
     recorded: RecordedFile
+    is_afar = True
     _files: RemoteReferences
-    _kept: int
     _there: list[tuple[int, int]]
-    _lock: Any
 
     @classmethod
     def made(cls, files: RemoteReferences, opened: RangeFile, path: str) -> "RemoteMap":
         """Map a file with what was read of it."""
         recorded = opened.recorded
         descriptor, name = tempfile.mkstemp()
-        Path(name).unlink()
-        os.truncate(descriptor, recorded.size)
-        made = cast(RemoteMap, cls.of(descriptor, path, recorded.address))
-        weakref.finalize(made, os.close, descriptor)
-        made.recorded, made._files, made._kept, made._there, made._lock = recorded, files, descriptor, [], Lock()
+        try:
+            Path(name).unlink()
+            os.truncate(descriptor, recorded.size)
+            made = cast(RemoteMap, cls.of(descriptor, path, recorded.address))
+        finally:
+            os.close(descriptor)
+        made.recorded, made._files, made._there = recorded, files, []
         for start, data in opened.windows:
             made.put(start, data)
         return made
 
+    def __getitem__(self, key: slice) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Bytes of the file, which are fetched where they are not there."""
+        start, stop, _ = key.indices(len(self))
+        self.fetch([(start, stop)])
+        return super().__getitem__(key)
+
     def put(self, start: int, data: bytes) -> None:
-        """Write bytes of the file that were fetched."""
-        os.pwrite(self._kept, data, start)
-        with self._lock:
-            self._there.append((start, start + len(data)))
+        """Write bytes of the file that were fetched, or that are taken for them."""
+        os.pwrite(self._file, data, start)
+        self._there.append((start, start + len(data)))
 
-    def mark(self, start: int, mark: bytes) -> None:
-        """Write something in the place of bytes that were not fetched."""
-        if not self._has(start, start + len(mark)):
-            os.pwrite(self._kept, mark, start)
+    def mark(self, start: int, count: int) -> None:
+        """Let a tensor that was not fetched begin as no other one does, for a process that cannot fetch it."""
+        if not self.has(start, start + count):
+            name = hashlib.sha256(f"{self.recorded.address} {start}".encode()).digest()
+            os.pwrite(self._file, name[: min(_NAMED, count)], start)
 
-    def mark_tensor(self, start: int, count: int) -> None:
-        """Let a tensor that was not fetched begin as no other one does."""
-        name = hashlib.sha256(f"{self.recorded.address} {start}".encode()).digest()
-        self.mark(start, name[: min(_NAMED, count)])
-
-    def _has(self, start: int, stop: int) -> bool:
+    def has(self, start: int, stop: int) -> bool:
+        """Whether a part is there."""
         return any(first <= start and stop <= last for first, last in self._there)
 
-    def require(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Fetch parts of the file, given by their first bytes and those behind them, unless they are there."""
+    def fetch(self, spans: Sequence[tuple[int, int]]) -> None:
         missing = [
             Span(self.recorded.address, start, stop, b"")
             for start, stop in dict.fromkeys(spans)
-            if start < stop and not self._has(start, stop)
+            if start < stop and not self.has(start, stop)
         ]
         for place, data in self._files.as_ready(missing):
             self.put(missing[place].start, bytes(data))
 
     def piece(self, start: int, stop: int) -> bytes:
-        self.require([(start, stop)])
-        data = super().piece(start, stop)
+        data = self[start:stop]
         # reading finds what says where tensors are in the cache
         self._files.keep(self.recorded.address, start, data)
         return data
 
+    def require_same(self) -> None:
+        """Each answer of its server was compared with what is recorded."""
+
     def reopen(self) -> int:
-        return os.dup(self._kept)
+        return os.dup(self._file)
 
 
 class _Stream(MappedStream):
@@ -190,10 +193,8 @@ class LinkedFiles:
         opened.seek(0)
         form = form_of(head, path)
         if form.name == "safetensors":
-            header = safetensors_header(recorded, stream)
-            made = RemoteMap.made(self.files, opened, path)
-            _mark_tensors(made, header)
-            return made
+            safetensors_header(recorded, stream)
+            return RemoteMap.made(self.files, opened, path)
         if form.name == "torch" and not head.startswith(LEGACY_MAGIC):
             outline = torch_outline(recorded, stream)
             made = RemoteMap.made(self.files, opened, path)
@@ -212,34 +213,21 @@ def _parts(source: ImportSource) -> Iterator[Sequence[Listed]]:
         yield getattr(source, "listed", ())
 
 
-def _mark_tensors(file: RemoteMap, header: bytes) -> None:
-    """Mark the tensors of a safetensors file; a header that is wrong is refused where it is parsed."""
-    with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        for name, item in json.loads(header).items():
-            if name != "__metadata__" and item["dtype"] != "BOOL":
-                first, stop = item["data_offsets"]
-                if 0 <= first < stop <= len(file) - 8 - len(header):
-                    file.mark_tensor(8 + len(header) + first, stop - first)
-
-
 def _put_members(file: RemoteMap, outline: TorchOutline) -> None:
-    """Write the headers of members that were not fetched, as their places say, and fetch what is no weights."""
-    with zipfile.ZipFile(stream_of(memoryview(file))) as archive:
+    """Fetch what is no weights, and write headers of members that were not fetched, as their places say."""
+    with zipfile.ZipFile(file.stream(0, len(file))) as archive:
         infos = archive.infolist()
     folder = next(info.filename for info in infos if info.filename.endswith("/data.pkl")).removesuffix("data.pkl")
-    wanted = list[tuple[int, int]]()
-    for info in infos:
-        name = info.filename.removeprefix(folder)
-        start, count = outline.members[name]
-        own = info.orig_filename.encode()
-        between = start - info.header_offset - _LOCAL_BYTES - len(own)
-        lengths = len(own).to_bytes(2, "little") + between.to_bytes(2, "little")
-        file.mark(info.header_offset, _LOCAL.ljust(_LOCAL_BYTES - 4, b"\0") + lengths + own)
-        if not name.startswith("data/") or count <= READ_STORAGE:
-            wanted.append((start, start + count))
-        else:
-            file.mark_tensor(start, count)
-    file.require(wanted)
+    members = [(info, *outline.members[info.filename.removeprefix(folder)]) for info in infos]
+    large = {info.filename for info, _, count in members if count > READ_STORAGE and "/data/" in info.filename}
+    file.fetch([(info.header_offset, start + count) for info, start, count in members if info.filename not in large])
+    for info, start, count in members:
+        name = info.orig_filename.encode()
+        between = start - info.header_offset - _LOCAL_BYTES - len(name)
+        header = _LOCAL.ljust(_LOCAL_BYTES - 4, b"\0") + struct.pack("<HH", len(name), between) + name
+        if not file.has(info.header_offset, start):
+            file.put(info.header_offset, header.ljust(start - info.header_offset, b"\0"))
+        file.mark(start, count)
 
 
 class LinkedRepository(RepositorySource):

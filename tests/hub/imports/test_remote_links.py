@@ -444,6 +444,9 @@ def test_runs_whose_steps_are_revisions_are_linked_audited_streamed_and_publishe
     ckptzoo.pull("lab/zoo", tmp_path / "pulled", **token)
     with pytest.raises(ZooError, match="follow=True"):
         ckptzoo.open(tmp_path / "pulled", **token)["0.weight"][:]
+    with pytest.raises(ZooError, match="Pull it whole"):
+        ckptzoo.pull("lab/zoo", tmp_path / "some", where="step == 10", **token)
+    assert "follow=True" in (tmp_path / "pulled/README.md").read_text()
     pulled = ckptzoo.open(tmp_path / "pulled", follow=True, **token)
     assert pulled["2.bias"][:].tobytes() == held["2.bias"][:].tobytes()
 

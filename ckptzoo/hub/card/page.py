@@ -133,7 +133,6 @@ def _loading(zoo: Zoo, card: Card, folder: str) -> str:
     gauge = "canonical" if "canonical" in complete else next(iter(complete), None)
     key = f'"{first.name}"' + (f', "{gauge}"' if gauge else "")
     shape = f"({', '.join(map(str, (len(zoo), *first.shape)))}{'' if first.shape else ','})"
-    contents_of_zoo = zoo.contents
     # readers follow references to other machines where they say so
     refers = zoo.contents.identity.references and bool(zoo.contents.references.is_remote.all())
     lines = [

@@ -27,6 +27,7 @@ from ckptzoo.hub.untrusted.formats import HEAD_BYTES, LEGACY_MAGIC
 from ckptzoo.hub.untrusted.forms import form_of
 from ckptzoo.remote.address import HubAddress
 from ckptzoo.remote.headers import TorchOutline, safetensors_header, torch_outline
+from ckptzoo.remote.http import Connections
 from ckptzoo.remote.hub_store import HubStore, hub_address
 from ckptzoo.remote.referenced import (
     COPY,
@@ -140,13 +141,15 @@ class LinkedFiles:
     """Opens the files of sources on other machines, and looks ahead into those that come behind one that is opened."""
 
     def __init__(self, files: RemoteReferences) -> None:
-        self.files = files
+        self.files, self.connections = files, Connections(RetryPolicy().connection_deadline)
         self._pool = ThreadPoolExecutor(WORKERS, "ckptzoo-link")
         self._waiting = dict[int, Future[tuple[RangeFile, RemoteMap | ZooError]]]()
         self._order, self._places = list[Listed](), dict[int, int]()
 
     def close(self) -> None:
+        """Stop looking ahead."""
         self._pool.shutdown(cancel_futures=True)
+        self.connections.close()
 
     def expect(self, source: ImportSource) -> frozenset[str]:
         """Say in which order files will be opened, that of their source, and return their addresses."""
@@ -306,7 +309,9 @@ def open_linked(
 
 def _of_hub(place: HubAddress, ahead: LinkedFiles, endpoint: str | None, token: str | None) -> ImportSource:
     repository = replace(place, folder="")
-    store = HubStore.opened(repository, retry_policy=RetryPolicy(), endpoint=endpoint, token=token)
+    store = HubStore.opened(
+        repository, retry_policy=RetryPolicy(), endpoint=endpoint, token=token, connections=ahead.connections
+    )
     address = hub_address(place, store.endpoint, revision=place.revision)
     if place.folder in store.entries:
         name = place.folder.rpartition("/")[2]

@@ -211,7 +211,7 @@ class ReferencedFiles:
         return servers
 
     def _reader(self, piece: int) -> RemoteReader:
-        """What reads a reference's file, which it knows from then on."""
+        """The reader of a reference's file, which it knows from then on."""
         references = self.references
         source, number = references.kinds[piece]
         servers, form = self._servers_of(source), references.layouts[number].form

@@ -45,7 +45,7 @@ class Servers:
         return Servers(named, other.endpoint or self.endpoint, other.token, self.is_linked)
 
     def reader(self, zoo: str) -> "RemoteReader":
-        """What reads files on these servers; ``zoo`` is for messages."""
+        """The reader of files on these servers; ``zoo`` is for messages."""
         return ckptzoo.RemoteReferences(zoo, servers=self.named, endpoint=self.endpoint, token=self.token)
 
 

@@ -47,7 +47,7 @@ _CALLER = 4
 BATCH_BYTES = 64 * 2**20
 """The largest batch of ``Zoo.batches`` by default, in bytes of its tensors."""
 Followed = bool | str | Path | Sequence[str] | Mapping[str, str | Path] | None
-"""What ``follow`` may be."""
+"""The kinds of values that ``follow`` takes."""
 _DIGEST = "sha256:"
 """How revisions begin; names of releases have no colon."""
 
@@ -178,7 +178,7 @@ def files_at(
 
 
 def _followed(follow: Followed | Follow, endpoint: str | None, token: str | None) -> Follow | None:
-    """What a caller says about where references lead."""
+    """The places that a caller names for references."""
     if follow is None or follow is False:
         return None
     if isinstance(follow, Servers):

@@ -227,7 +227,7 @@ class RangeFile(io.RawIOBase):
 
     @property
     def windows(self) -> list[tuple[int, bytes]]:
-        """What was read of the file: parts of it, each with its first byte."""
+        """The parts of the file that were read, each with its first byte."""
         return list(self._windows)
 
     def readable(self) -> bool:

@@ -361,7 +361,7 @@ class _Linked:
         return found
 
     def of(self, id: str) -> set[tuple[int, int, int]]:
-        """What was recorded of the files of a checkpoint."""
+        """The facts that were recorded of the files of a checkpoint."""
         return self._by_id[id]
 
     def is_at(self, name: str, place: Path) -> bool:

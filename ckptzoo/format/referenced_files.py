@@ -203,8 +203,9 @@ class ReferencedFiles:
         """The servers of a source on other machines; ZooError where it is not to be followed."""
         if (servers := self._servers.get(source)) is None:
             step = (
-                "Where you trust the zoo, open it with follow=True (ckptzoo materialize --follow public), which asks "
-                "public servers by https and the hub with your token; or name servers, follow='http://host'."
+                "Where you trust the zoo, open it with follow=True, or copy it by ckptzoo materialize ZOO --to NEWZOO "
+                "--follow public: public servers are asked by https, and the hub with your token. Or name servers, "
+                "follow='http://host'."
             )
             what = f"servers of the files of {source!r}"
             raise ZooError(Problem(self._zoo, what, "a source that was linked on this machine", "none", step))

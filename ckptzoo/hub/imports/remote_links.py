@@ -87,7 +87,7 @@ class RemoteMap(MappedFile):
             made.put(start, data)
         return made
 
-    def __getitem__(self, key: slice) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __getitem__(self, key: slice) -> bytes:
         """Bytes of the file, which are fetched where they are not there."""
         start, stop, _ = key.indices(len(self))
         self.fetch([(start, stop)])

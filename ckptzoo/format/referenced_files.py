@@ -215,7 +215,7 @@ class ReferencedFiles:
         """The reader of a reference's file, which it knows from then on."""
         references = self.references
         source, number = references.kinds[piece]
-        servers, form = self._servers_of(source), references.layouts[number].form
+        servers, layout = self._servers_of(source), references.layouts[number]
         reader = self._readers.get(servers)
         if reader is None:
             # of two threads one makes the reader of both
@@ -224,10 +224,19 @@ class ReferencedFiles:
             # which refuses an address that must not be shown
             reader.add([references.remote_files[piece]])
             self._added.add(piece)
-        if not servers.is_linked and form != SAFETENSORS:
-            # of other forms nothing tells that the bytes are numbers of such a file
+        is_whole = layout.header is None and references.facts[piece][0] == 0
+        if not servers.is_linked and not (layout.form == SAFETENSORS and is_whole):
+            # of other forms, and of parts of files, nothing tells that the bytes are numbers of such a file
             step = "Link the file yourself, or ask whoever made the zoo for a copy that holds its weights."
-            raise ZooError(Problem(self.location(piece), "file", "safetensors, in a zoo of others", form, step))
+            raise ZooError(
+                Problem(
+                    self.location(piece),
+                    "file",
+                    "safetensors, in a zoo of others",
+                    layout.form if is_whole else "a part",
+                    step,
+                )
+            )
         return reader
 
     def folder(self, source: str) -> Path:

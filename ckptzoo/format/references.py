@@ -131,6 +131,8 @@ class FileLayout:
         """
         if self.form != SAFETENSORS:
             return ""
+        if int.from_bytes(header[:8], "little") != len(header) - 8:
+            return "a header of another length"
         try:
             described: dict[str, Any] = json.loads(header[8:])
             for tensor, name, offset in self.tensors:

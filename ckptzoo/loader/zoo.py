@@ -16,6 +16,7 @@ from ckptzoo.errors import AbsentError, Problem, UnknownNameError, ZooError
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents, read_documents
 from ckptzoo.format.releases import read_release, read_releases
+from ckptzoo.format.sources import Follow, Servers
 from ckptzoo.format.splits import COLUMNS, part_numbers, read_split, split_names
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
@@ -41,10 +42,12 @@ if TYPE_CHECKING:
 else:
     pc = lazy_module("pyarrow.compute")
 
-_CALLER = 3
-"""Frames between a warning and the code that opens a zoo: that of ``checked``, and ``open``."""
+_CALLER = 4
+"""Frames between a warning and the code that opens a zoo: that of ``checked``, ``open``, and ``_of_all``."""
 BATCH_BYTES = 64 * 2**20
 """The largest batch of ``Zoo.batches`` by default, in bytes of its tensors."""
+Followed = bool | str | Path | Sequence[str] | Mapping[str, str | Path] | None
+"""The kinds of values that ``follow`` takes."""
 _DIGEST = "sha256:"
 """How revisions begin; names of releases have no colon."""
 
@@ -56,7 +59,7 @@ def open(
     revision: str | None = None,
     endpoint: str | None = None,
     token: str | None = None,
-    follow: str | Path | Mapping[str, str | Path] | None = None,
+    follow: Followed = None,
 ) -> "Zoo":
     """Open a zoo: a folder on this machine, a dataset repository on a hub, or a folder behind a web server.
 
@@ -75,9 +78,10 @@ def open(
         of the hub, if they are not those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``). The token stays in
         this process; others that the zoo is sent to use huggingface_hub's.
     follow
-        of a zoo in a folder that refers to files on this machine: the folder that they are in, or folders by the names
-        of their sources (the column ``source``). By default those that ``ckptzoo link`` was given here; the references
-        of a zoo that came from elsewhere are not followed.
+        of a zoo that refers to files: the folder that they are in, or folders by the names of their sources (the column
+        ``source``), of a zoo in a folder on this machine. For files on other machines True, which asks public servers
+        by https and, with your token, the hub; or servers that may have any address, ``"http://host:8000"``. By default
+        as ``ckptzoo link`` was told here; the references of a zoo that came from elsewhere are not followed.
 
     Raises
     ------
@@ -108,6 +112,11 @@ def open(
     (64, 2, 1, 4, 4)
     """
     contents = _contents_at(address, revision, endpoint, token, follow)
+    return _of_all(contents)
+
+
+def _of_all(contents: Contents) -> "Zoo":
+    """The zoo without the checkpoints that were retracted, of which a warning tells."""
     rows = standing(contents)
     if note := left_out(contents, rows):
         warnings.warn(f"{contents.files.name}: {note}; zoo.retracted lists them.", UserWarning, stacklevel=_CALLER)
@@ -119,7 +128,7 @@ def _contents_at(
     revision: str | None,
     endpoint: str | None,
     token: str | None,
-    follow: str | Path | Mapping[str, str | Path] | None,
+    follow: Followed | Follow,
 ) -> Contents:
     """Read a zoo as it is now, at a revision, or at a release."""
     files = files_at(address, endpoint, token, follow)
@@ -151,19 +160,40 @@ def files_at(
     address: str | os.PathLike[str],
     endpoint: str | None,
     token: str | None,
-    follow: str | Path | Mapping[str, str | Path] | None = None,
+    follow: Followed | Follow = None,
 ) -> Files:
-    """The files of a folder on this machine, with the folders of its references, or of a place on another one."""
+    """The files of a folder on this machine, with the places of its references, or of a place on another one."""
+    places = _followed(follow, endpoint, token)
     if os.fspath(address) and Path(address).is_dir():
-        if isinstance(follow, Mapping):
-            return Folder(address, {name: _real(folder) for name, folder in follow.items()})
-        return Folder(address, None if follow is None else _real(follow))
-    if follow is not None:
+        folder = Folder(address, places)
+        folder.hub = endpoint, token
+        return folder
+    if places is not None and not isinstance(places, Servers):
         step = "Pull the zoo first, and open its folder."
         raise ZooError(Problem(os.fspath(address), "follow", "a zoo in a folder on this machine", "another", step))
     from ckptzoo.remote import open_remote  # only here, because it takes as long as all the rest of opening
 
-    return RemoteFiles(open_remote(address, endpoint=endpoint, token=token), os.fspath(address), endpoint, token)
+    remote = open_remote(address, endpoint=endpoint, token=token)
+    return RemoteFiles(remote, os.fspath(address), endpoint, token, places)
+
+
+def _followed(follow: Followed | Follow, endpoint: str | None, token: str | None) -> Follow | None:
+    """The places that a caller names for references."""
+    if follow is None or follow is False:
+        return None
+    if isinstance(follow, Servers):
+        return follow
+    if isinstance(follow, Mapping):
+        return {name: _real(folder) for name, folder in follow.items()}
+    if follow is True:
+        return Servers((), endpoint, token)
+    texts = [follow] if isinstance(follow, str | Path) else list(follow)
+    if len(texts) == 1 and "://" not in str(texts[0]):
+        return _real(texts[0])
+    if any("://" not in str(text) for text in texts):
+        step = "Give a folder, or a folder for each source by its name."
+        raise ZooError(Problem("open", "follow", "a folder or servers", "several folders", step))
+    return Servers(tuple(map(str, texts)), endpoint, token)
 
 
 def _real(folder: str | Path) -> Path:
@@ -869,8 +899,11 @@ class Zoo:
         """The zoo as it is now, also where it was opened at a revision; a selection is not carried over."""
         files = self._contents.files
         if isinstance(files, RemoteFiles):
-            return open(files.address, endpoint=files.endpoint, token=files.token)
-        return open(self.path, follow=files.follow if isinstance(files, Folder) else None)
+            contents = _contents_at(files.address, None, files.endpoint, files.token, files.follow)
+        else:
+            folder = files if isinstance(files, Folder) else Folder(self.path)
+            contents = _contents_at(self.path, None, *folder.hub, folder.follow)
+        return _of_all(contents)
 
     def source(
         self, names: Sequence[str], variant: str = layout.RAW, columns: str | Sequence[str] = (), dtype: Any = None

@@ -11,7 +11,7 @@ from ckptzoo.derive.tables import symmetry_of
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.table import filled_with
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.measure.independence import Independence, independence
+from ckptzoo.measure.permutation_tests import Independence, independence
 from ckptzoo.symmetry.neurons import neurons_of
 
 BATCH_BYTES = 64 * 2**20

@@ -4,8 +4,8 @@ from ckptzoo.measure.barriers import Barriers, barriers
 from ckptzoo.measure.convergence import Convergence, convergence
 from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.gaussians import divergence, signal_to_noise, wasserstein
-from ckptzoo.measure.independence import Independence, independence
 from ckptzoo.measure.mmd import MMDTest, mmd2, mmd_test, p_value
+from ckptzoo.measure.permutation_tests import Independence, independence
 
 __all__ = [
     "Barriers",

@@ -17,7 +17,7 @@ from ckptzoo.derive.tables import symmetry_of
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.format.table import filled_with
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.measure.independence import holm
+from ckptzoo.measure.permutation_tests import holm
 from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry

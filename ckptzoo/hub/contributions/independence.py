@@ -11,7 +11,7 @@ from ckptzoo.errors import ZooError
 from ckptzoo.hub.contributions.report import Check
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.measure.independence import holm, independence_of_all
+from ckptzoo.measure.permutation_tests import holm, independence_of_all
 from ckptzoo.text import Progress, counted, counter
 
 NAME = "independence"

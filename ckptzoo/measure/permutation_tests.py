@@ -77,7 +77,7 @@ def independence(
     Notes
     -----
     Neurons that were permuted after training in one of the two networks look independent: for such copies see
-    ``ckptzoo.derive.dedupe``. P T n lookups. Tested in tests/measure/test_independence.py.
+    ``ckptzoo.derive.dedupe``. P T n lookups. Tested in tests/measure/test_permutation_tests.py.
 
     Examples
     --------

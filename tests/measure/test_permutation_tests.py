@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import kstest
 
 from ckptzoo.errors import ZooError
-from ckptzoo.measure.independence import holm, independence
+from ckptzoo.measure.permutation_tests import holm, independence
 
 SIZES = (3, 5)
 
@@ -65,7 +65,7 @@ def test_many_permutations_are_tried_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     rng = np.random.default_rng(6)
     similarities, orders = [rng.standard_normal((7, n, n)) for n in SIZES], orders_of(30, rng)
     whole = independence(similarities, orders)
-    monkeypatch.setattr("ckptzoo.measure.independence._BYTES", 1)
+    monkeypatch.setattr("ckptzoo.measure.permutation_tests._BYTES", 1)
     np.testing.assert_array_equal(independence(similarities, orders).p, whole.p)
     assert len(independence([array[:0] for array in similarities], orders).p) == 0
 

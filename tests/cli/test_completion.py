@@ -61,7 +61,8 @@ def variables(words: str) -> dict[str, str]:
         (
             "study ",
             [
-                *("barriers", "collapse", "compact", "ensembles", "marginals", "mass", "modes", "pairs"),
+                *("barriers", "collapse", "compact", "ensembles", "independence", "marginals", "mass", "modes"),
+                *("novelty", "pairs"),
                 *("permutations", "posteriors", "predict-accuracy", "steps", "symmetries", "toy", "transpositions"),
             ],
         ),

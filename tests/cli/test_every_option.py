@@ -130,6 +130,7 @@ LINES = {
     "study predict-accuracy": "few", "study toy": "few", "study ensembles": "few", "study posteriors": "few few",
     "study collapse": "few", "study barriers": "few --inputs own.npz --pairs 1 --points 3",
     "study transpositions": "few --no-barriers", "study steps": "few --no-barriers",
+    "study independence": "few", "study novelty": "few few",
     "study compact": "few --inputs own.npz --draws 2", "study pairs": "few --no-barriers", "splits make": "few main",
     "splits import": "few main --from split.csv", "splits list": "few", "splits show": "few main", "cache ls": "",
     "cache prune": "--to 1GB", "serve": "--root file", "serve user": "--root root ada", "serve org": "--root root lab",
@@ -172,7 +173,7 @@ def odd(parameter: Any) -> list[str]:
         return SIZES
     if "Path" in kind:
         return PATHS
-    return ZOOS if (parameter.metavar or "").startswith(("ZOO", "TARGET", "SAMPLES")) else TEXTS
+    return ZOOS if (parameter.metavar or "").startswith(("ZOO", "TARGET", "SAMPLES", "GENERATED")) else TEXTS
 
 
 def exchanged(command: Any, line: list[str]) -> Iterator[tuple[Any, list[str]]]:

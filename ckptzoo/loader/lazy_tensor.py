@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
-from ckptzoo.format.header import numpy_dtype
 from ckptzoo.loader.checkpoint import import_torch
 from ckptzoo.loader.readers import CastReader, TensorReader, float_dtype
 from ckptzoo.loader.shard_index import ShardMaps
@@ -15,7 +14,6 @@ from ckptzoo.loader.shard_index import ShardMaps
 _BASIC = (int, np.integer, slice, type(Ellipsis), type(None))
 """Keys of numpy's basic indexing, which makes views; a list or an array among them makes a copy."""
 
-_BFLOAT16 = numpy_dtype("bfloat16")
 _CPU = (1, 0)
 """The device of DLPack's ``kDLCPU``."""
 
@@ -134,7 +132,7 @@ class StackedTensor:
         array = self._reader.gather(self._rows, private=ShardMaps())
         if copy is False and self._reader.gather(self._rows).flags.writeable:
             raise BufferError(f"{self.name}: a view: expected rows of one shard in their own dtype, got others.")
-        if array.dtype == _BFLOAT16:  # numpy exports no dtype of others
+        if array.dtype.name == "bfloat16":  # numpy exports no dtype of others
             return import_torch().tensor_of(array).__dlpack__(max_version=max_version, dl_device=dl_device, copy=copy)
         return array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 

@@ -31,7 +31,7 @@ def dask(request, monkeypatch):
     else:
         pytest.importorskip("dask")
         # chunks of some checkpoints
-        monkeypatch.setattr(labelled, "CHUNK_BYTES", 300)
+        monkeypatch.setattr(labelled, "CHUNK_BYTES", 1000)
     return request.param == "with dask"
 
 
@@ -89,7 +89,7 @@ def whole(tmp_path_factory):
     return ckptzoo.open(path)
 
 
-@pytest.mark.parametrize("seed", range(examples(200, 5)))
+@pytest.mark.parametrize("seed", range(examples(200, 4)))
 def test_arrays_of_random_selections_are_those_of_a_stream(whole, dask, seed):
     draw = random.Random(seed)
     places = [draw.randrange(len(whole)) for _ in range(draw.randrange(1, 30))]
@@ -190,7 +190,7 @@ def test_nothing_is_read_before_it_is_asked_for(make_zoo, dask, reads):
         repr(found), found.nbytes
         assert reads == []
         later.compute()
-        assert sum(reads) < 20  # some chunks
+        assert sum(reads) < 50  # some chunks
         return
     assert sum(reads) == 2
     repr(found), found.nbytes, found["conv.weight"].isel(checkpoint=slice(5, 50))
@@ -262,16 +262,13 @@ def test_draws_that_are_no_chains_are_named(tmp_path, draws, method, message):
 def test_r_hat_and_ess_of_arviz_are_ours_on_chains_that_come_with_a_clone():
     stats = pytest.importorskip("arviz_stats")
     zoo = ckptzoo.open("cards/mnist-optunet-posteriors").where("method == 'sghmc' and draw < 10")
-    tree = zoo.to_arviz("conv1", "fc.bias", variant="canonical")
+    tree = zoo.to_arviz("fc.bias", variant="canonical")
     rhat, ess = stats.rhat(tree), stats.ess(tree)
     steps = np.array(zoo.column("step").to_pylist())
     modes = np.array(zoo.column("mode").to_pylist())
     order = [np.flatnonzero(modes == mode)[np.argsort(steps[modes == mode])] for mode in dict.fromkeys(modes.tolist())]
-    for name in ("conv1.weight", "fc.bias"):
-        draws = zoo[name, "canonical"][:].astype("f8")[np.stack(order)]
-        ours = convergence(draws.reshape(10, 10, -1))
-        assert np.array_equal(rhat[name].values.ravel(), ours.rhat)
-        assert np.array_equal(ess[name].values.ravel(), ours.ess)
+    ours = convergence(zoo["fc.bias", "canonical"][:].astype("f8")[np.stack(order)])
+    assert np.array_equal(rhat["fc.bias"].values, ours.rhat) and np.array_equal(ess["fc.bias"].values, ours.ess)
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "chain", "draw", "step", "seed"])

@@ -237,6 +237,11 @@ def model_address(text: str) -> HubAddress:
 
 
 def _hub(text: str) -> HubAddress:
+    if text.lower().startswith("hf://buckets/"):
+        step = f"Copy it to this machine, hf buckets sync {text} FOLDER, and open the folder."
+        raise ZooError(
+            Problem(text, "address of a zoo", "a repository, whose commits pin what is read", "a bucket", step)
+        )
     found = _on_hub(_HUB, text[len("hf://datasets/") :]) if text.lower().startswith("hf://datasets/") else None
     if found is None:
         raise ZooError(Problem(text, "address of a zoo", "hf://datasets/org/zoo@revision", text, _STEP))

@@ -76,6 +76,13 @@ def test_schemes(text: str, place: object) -> None:
     assert candidates(text) == (place,)
 
 
+def test_a_bucket_has_no_commits() -> None:
+    with pytest.raises(
+        ZooError, match=r"got a bucket\. Copy it to this machine, hf buckets sync hf://buckets/o/b FOLDER"
+    ):
+        candidates("hf://buckets/o/b")
+
+
 @settings(max_examples=examples(500))
 @given(
     st.text("ab%/@.2F", min_size=1, max_size=8).filter(lambda name: "@" not in name and not name.startswith("/")),

@@ -178,7 +178,10 @@ def test_a_zoo_of_references_has_no_files_of_weights(tmp_path: Path) -> None:
     write(tmp_path / "zoo")
     # without a time in the rows it has no date of publication, of which mlcroissant warns
     metadata = mlcroissant.Dataset(str(tmp_path / "zoo/croissant.json")).metadata
-    assert not metadata.ctx.issues.errors and [item.name for item in metadata.distribution] == ["metadata", "references"]
+    assert not metadata.ctx.issues.errors and [item.name for item in metadata.distribution] == [
+        "metadata",
+        "references",
+    ]
     for item in metadata.distribution:
         assert [*(tmp_path / "zoo").glob(str(item.includes[0] if isinstance(item.includes, list) else item.includes))]
 

@@ -197,10 +197,7 @@ def test_nothing_is_read_before_it_is_asked_for(make_zoo, dask, reads):
     assert sum(reads) == 2
 
 
-def test_a_layer_of_a_zoo_elsewhere_is_fetched_once(make_zoo, tmp_path, monkeypatch, isolated_clients):
-    from ckptzoo.loader import labelled
-
-    monkeypatch.setattr(labelled, "CHUNK_BYTES", 2**10)
+def test_a_layer_of_a_zoo_elsewhere_is_fetched_once(make_zoo, isolated_clients):
     path, weights = make_zoo((60, 60))
     ckptzoo.compact(path)
     files = {f"/zoo/{file.relative_to(path)}": file.read_bytes() for file in path.rglob("*") if file.is_file()}

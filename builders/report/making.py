@@ -9,9 +9,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from builders.report.claims import OPEN
 from builders.report.page import Kept, Row, Source, page
 from builders.report.parts import PARTS, Part
 from ckptzoo import image_sets
-from ckptzoo.cli.options import bar
 from ckptzoo.console import printed_blocks
 from ckptzoo.derive import derive, predict
 from ckptzoo.derive.labelled import Labelled
@@ -30,9 +30,11 @@ from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.format.durable import locked, make_folder, write_file
 from ckptzoo.html import Grid
 from ckptzoo.hub.contributions.inputs import inputs_to_store, labelled_of
+from ckptzoo.progress import progress_bars
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import canonical
 from ckptzoo.symmetry import gauge_named
+from ckptzoo.text import StageProgress
 
 PACKAGES = ("numpy", "pyarrow", "torch", "matplotlib")
 """Packages whose versions may decide figures or pictures."""
@@ -51,9 +53,10 @@ def report(
     """Make the report of all parts, or of those that ``only`` names, and return the path of its page.
 
     ``zoos`` are folders of zoos, of which the first that has a zoo of some name counts. ``to`` is a folder for the
-    page, ``report.html`` or one named after ``only``, for results, each kept by the digest of what it was made from,
-    and for copies of zoos that lack variants or predictions; a call after a stop carries on. ``data`` is where data
-    sets are, as ``ckptzoo.image_sets.find`` takes it. What cannot be made has its reason on the page.
+    page (``report.html``, or of some parts one with the name in ``only``, ``parts.html`` of several names), for
+    results, each kept by the digest of what it was made from, and for copies of zoos that lack variants or predictions;
+    a call after a stop carries on. ``data`` is where data sets are, as ``ckptzoo.image_sets.find`` takes it. What
+    cannot be made has its reason on the page.
 
     Raises ZooError: there is no such part, or a folder of zoos is missing.
     """
@@ -77,7 +80,9 @@ def report(
                 f"{number} of {len(chosen)}  {part.key}: {said}", highlight=False, soft_wrap=True, markup=False
             )
             made.append((part, kept))
-        path = folder / f"{'-'.join(only) or 'report'}.html"
+        # of some parts, whose names together may be longer than a file's may be
+        name = "report" if not only else only[0] if len(only) == 1 else "parts"
+        path = folder / f"{name}.html"
         write_file(path, page(made, _facts()).encode())
     return path
 
@@ -111,8 +116,9 @@ def _made(part: Part, inputs: "_Inputs", folder: Path) -> tuple[Kept, str]:
 
 def _study(part: Part, inputs: "_Inputs", sources: list[Source], folder: Path) -> Kept:
     assert part.study is not None
-    with bar(part.key) as progress:
-        result = part.study(inputs, progress)
+    # one display for all stages: preparing zoos is within the study's call
+    with progress_bars("number") as update:
+        result = part.study(replace(inputs, update=update), partial(update, part.key))
     rows: list[Row] = []
     for claim in part.claims:
         ours, verdict = ("", OPEN) if claim.judge is None else claim.judge(result)
@@ -157,27 +163,32 @@ def _facts() -> dict[str, str]:
         for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".csv")):
             sha256.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode())
             sha256.update(path.read_bytes())
-    versions = {name: version(name) for name in ("ckptzoo", *PACKAGES)}
+    versions = {name: version(name) for name in ("ckptzoo", *PACKAGES) if find_spec(name) is not None}
     return {"python": platform.python_version(), **versions, "code": f"sha256:{sha256.hexdigest()}"}
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The zoos of some folders and the data sets of another; ``work`` has copies of zoos that lacked something."""
+    """The zoos of some folders, and the data sets of another.
+
+    ``work`` has copies of zoos that lacked something; ``update`` is told what is being done.
+    """
 
     folders: list[Path]
     data: str | Path | None
     work: Path
+    update: StageProgress = lambda what, done, total: None
 
     def sources(self, part: Part) -> list[Source]:
         """What a part is made from, each with its digest; raises ZooError where a zoo is missing."""
         found: list[Source] = []
         for pattern in part.zoos:
             paths = list(self._paths(pattern))
-            if not paths:
-                where, makes = ", ".join(map(str, self.folders)), "; ".join(part.makes)
-                step = f"Make it with: {makes}" if makes else "Name a folder that has it with --zoos"
-                raise ZooError(Problem(where, "zoos", f"one named {pattern}", "none", f"{step}."))
+            # of several patterns one is enough: a study of widths takes those that are there
+            if not paths and ("*" not in pattern or not any(map(any, map(self._paths, part.zoos)))):
+                where = ", ".join(map(str, self.folders))
+                step = "The page has the commands." if part.makes else "Name a folder that has it with --zoos."
+                raise ZooError(Problem(where, "zoos", f"one named {pattern}", "none", step))
             for path in paths:
                 zoo = ckptzoo.open(path)
                 found.append(Source("zoo", path.name, zoo.revision, f"{len(zoo):,} checkpoints of {zoo.arch.name}"))
@@ -199,11 +210,10 @@ class _Inputs:
         copy = self._copied(source, zoo.revision)
         zoo = ckptzoo.open(copy)
         for gauge in (each for each in variants if each not in zoo.variants):
-            with bar(f"{zoo.name}: {gauge}") as progress:
-                derive(copy, gauge=gauge_named(gauge), progress=progress)
+            derive(copy, gauge=gauge_named(gauge), progress=partial(self.update, f"{zoo.name}: {gauge}"))
         for each, seen in images.items():
-            with bar(f"{zoo.name}: outputs on {each}") as progress:
-                predict(copy, seen.inputs, set=each, targets=seen.targets, others=seen.others, progress=progress)
+            progress = partial(self.update, f"{zoo.name}: outputs on {each}")
+            predict(copy, seen.inputs, set=each, targets=seen.targets, others=seen.others, progress=progress)
         return ckptzoo.open(copy)
 
     def every(self, pattern: str) -> list[ckptzoo.Zoo]:

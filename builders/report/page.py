@@ -132,12 +132,12 @@ def page(made: Sequence[tuple[Part, Kept]], facts: Mapping[str, str]) -> str:
     lines = [
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>What is reproduced of three papers</title>\n<style>{_STYLE}</style>\n</head>\n<body>",
+        f"<title>What is reproduced of three papers</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<main>",
         *_head(made),
         *(line for paper, parts in present.items() for line in _verdicts(paper, parts)),
         *(line for paper, parts in present.items() for line in _paper(paper, parts)),
         *_provenance(facts),
-        "</body>\n</html>",
+        "</main>\n</body>\n</html>",
     ]
     return "\n".join(lines) + "\n"
 
@@ -145,7 +145,7 @@ def page(made: Sequence[tuple[Part, Kept]], facts: Mapping[str, str]) -> str:
 def _head(made: Sequence[tuple[Part, Kept]]) -> Iterator[str]:
     counts = Counter(row.verdict for _, kept in made for row in kept.rows)
     said = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in VERDICTS)
-    yield "<header>\n<h1>What is reproduced of three papers</h1>"
+    yield "<h1>What is reproduced of three papers</h1>"
     yield f"<p><strong>{counted(counts.total(), 'row')}: {said}.</strong></p>"
     yield (
         "<p>Each row has what a paper prints in a table, a figure or a sentence, what was found here, and a verdict, "
@@ -155,7 +155,7 @@ def _head(made: Sequence[tuple[Part, Kept]]) -> Iterator[str]:
         "Orders of neurons: transpositions between kept steps, as a share of those between random orders, are scarce "
         f"up to {SCARCE:.0%}, almost none up to {ALMOST_NONE:.0%} and much from {MUCH:.0%}. Barriers up to "
         f"{ZERO_BARRIER:g} nats are called zero. A row is open where the paper has no number, or there is nothing to "
-        "compare with; the reason stands there.</p>\n</header>"
+        "compare with; the reason stands there.</p>"
     )
 
 
@@ -167,7 +167,7 @@ def _verdicts(paper: str, parts: Sequence[tuple[Part, Kept]]) -> Iterator[str]:
     )
     for part, kept in parts:
         for row in kept.rows:
-            ours = row.ours or row.note or ("could not be made: see there" if kept.reason else "")
+            ours = row.ours or row.note or ("not made" if kept.reason else "")
             if row.ours and row.note:
                 ours = f"{row.ours} ({row.note})"
             yield (

@@ -100,8 +100,8 @@ def _posteriors(target: str, sets: tuple[str, ...]) -> Callable[[Inputs, Progres
     removed = tuple(variant for variant in REMOVALS.values() if variant != "raw")
 
     def study(inputs: Inputs, progress: Progress) -> StudyResult:
-        both = [inputs.zoo(name, removed, sets) for name in (target, f"{target}-posteriors")]
-        return posteriors(*both, sets[0], ood=sets[1:], progress=progress)
+        members, draws = (inputs.zoo(name, removed, sets) for name in (target, f"{target}-posteriors"))
+        return posteriors(members, draws, sets[0], ood=sets[1:], progress=progress)
 
     return study
 
@@ -294,8 +294,8 @@ PARTS: tuple[Part, ...] = (
         section="the-order-of-neurons-during-training",
         causes=(
             (
-                "Whether the paper takes absolute values of weights is not known; here their signs count, and biases do "
-                "not. Scales move this order too, those of the gauge do not."
+                "Whether the paper takes absolute values of weights is not known; here their signs count, and biases "
+                "do not. Scales move this order too, those of the gauge do not."
             ),
         ),
     ),

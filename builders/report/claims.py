@@ -207,11 +207,14 @@ def mass_range(result: Masses) -> Judged:
 
 
 def mass_excess(result: Masses) -> Judged:
-    top, most = peak(result.excess), float(np.nanmax(result.excess))
+    finite = result.excess[np.isfinite(result.excess)]
+    if not len(finite):
+        return "no network has a path from input to output", OPEN
+    top, most = peak(finite), float(finite.max())
     if top is None:
-        return f"reaches {most:.0f} %; too few members for a peak", OPEN
+        return f"reaches {most:.0f} %; too few members for a peak, or equal ones", OPEN
     right = (abs(top - 30) <= RELATIVE * 30) + (abs(most - 60) <= RELATIVE * 60)
-    return f"peaks at {top:.0f} %, median {np.nanmedian(result.excess):.0f} %, reaches {most:.0f} %", graded(right, 2)
+    return f"peaks at {top:.0f} %, median {np.median(finite):.0f} %, reaches {most:.0f} %", graded(right, 2)
 
 
 def mass_elements(result: Masses) -> Judged:

@@ -159,6 +159,11 @@ class LazyTable:
                     yield start, run.cast(schema)
                     start += len(run)
 
+    def keep(self) -> None:
+        """Read every column of a small table, which is then kept: for who goes through one column after the other."""
+        if self._count * len(self.schema) <= _KEPT_VALUES:
+            self._packed(self.schema.names)
+
     def row(self, position: int) -> dict[str, Any]:
         """One row, with every column."""
         names = self.schema.names

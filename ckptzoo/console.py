@@ -24,7 +24,7 @@ class PrintedResult(ABC):
 
 
 def printed_blocks(result: PrintedResult) -> list[str | html.Grid]:
-    """What a result prints: lines that follow one another, as one text, and tables."""
+    """Return the words of a result: lines that follow one another, as one text, and tables."""
     printed = _Kept()
     console = Console(file=StringIO(), force_jupyter=False)
     console.push_render_hook(printed)

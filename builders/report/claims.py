@@ -1,4 +1,4 @@
-"""What the three papers say, in which table, figure or section, and how a study's result is compared with it.
+"""Claims: what the three papers say, in which table, figure or section, and how a study's result is compared with it.
 
 A published number has its paper, its table and its cell: those of Tables 1 and 2 are read from
 ``ckptzoo.studies.published``, others stand in the claim that names the figure. Ours are computed from results alone.
@@ -60,7 +60,7 @@ _METHODS = {
 _MODES = {"one": "one mode", "multi": "several modes"}
 
 Judged = tuple[str, str]
-"""What is found here, in words with its numbers, and the verdict."""
+"""The finding here, in words with its numbers, and the verdict."""
 
 
 @dataclass(frozen=True)

@@ -180,7 +180,7 @@ class _Inputs:
     update: StageProgress = lambda what, done, total: None
 
     def sources(self, part: Part) -> list[Source]:
-        """What a part is made from, each with its digest; raises ZooError where a zoo is missing."""
+        """Return all that a part is made from, with digests; raises ZooError where a zoo is missing."""
         found: list[Source] = []
         for pattern in part.zoos:
             paths = list(self._paths(pattern))

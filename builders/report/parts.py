@@ -29,7 +29,7 @@ PAPERS = {
 
 
 class Inputs(Protocol):
-    """What a study is given: zoos, with what it needs of them."""
+    """Zoos and images as a study takes them."""
 
     def zoo(self, name: str, variants: Sequence[str] = (), sets: Sequence[str] = ()) -> ckptzoo.Zoo:
         """Return a zoo that has these variants and predictions on these sets."""

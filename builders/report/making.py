@@ -38,6 +38,7 @@ from ckptzoo.text import StageProgress
 
 PACKAGES = ("numpy", "pyarrow", "torch", "matplotlib")
 """Packages whose versions may decide figures or pictures."""
+_PAGE = Path(__file__).with_name("page.py")
 _STATISTICS = 10_000
 """Training images for the statistics of BatchNorm, as ``ckptzoo study barriers`` takes them."""
 
@@ -160,7 +161,8 @@ def _facts() -> dict[str, str]:
     """The versions of packages and the digest of the code, by name."""
     sha256 = hashlib.sha256()
     for root in (Path(ckptzoo.__file__).parent, Path(__file__).parent):
-        for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".csv")):
+        # the page is written from what is kept
+        for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".csv") and path != _PAGE):
             sha256.update(f"{path.relative_to(root)} {path.stat().st_size}\n".encode())
             sha256.update(path.read_bytes())
     versions = {name: version(name) for name in ("ckptzoo", *PACKAGES) if find_spec(name) is not None}

@@ -50,6 +50,7 @@ th, td { text-align: left; vertical-align: top; padding: 0.25rem 0.9rem 0.25rem 
 .number { text-align: right; white-space: nowrap; }
 .scroll { overflow-x: auto; margin: 0.7rem 0; }
 .figures th, .figures td { overflow-wrap: normal; }
+.figures td:first-child { white-space: pre-wrap; }
 .verdicts table { width: 100%; }
 .verdicts th:nth-child(1) { width: 20%; }
 .verdicts th:nth-child(2), .verdicts th:nth-child(3) { width: 33%; }

@@ -155,6 +155,7 @@ def _compared(result: Posteriors, figures: Iterable[str], sign: int) -> tuple[in
 
 
 def several_modes_are_better(result: Posteriors) -> Judged:
+    """Judge whether several modes are better than one in MMD, accuracy and likelihood, method by method."""
     right, of = (
         sum(pair)
         for pair in zip(_compared(result, ["acc"], 1), _compared(result, ["mmd_median", "nll"], -1), strict=True)
@@ -163,6 +164,7 @@ def several_modes_are_better(result: Posteriors) -> Judged:
 
 
 def one_mode_is_better_calibrated(result: Posteriors) -> Judged:
+    """Judge whether one mode is often better calibrated than several."""
     right, of = _compared(result, ["ece"], 1)
     # the paper says often, not always
     verdict = OPEN if not of else REPRODUCED if 2 * right >= of else IN_PART if right else DIFFERS
@@ -170,11 +172,13 @@ def one_mode_is_better_calibrated(result: Posteriors) -> Judged:
 
 
 def several_modes_are_more_diverse(result: Posteriors) -> Judged:
+    """Judge whether several modes have more mutual information than one, method by method."""
     right, of = _compared(result, ["idmi", "oodmi"], 1)
     return f"in {right} of {of} comparisons of a method with itself", graded(right, of)
 
 
 def laplace_is_nearest(result: Posteriors) -> Judged:
+    """Judge whether Laplace's approximation is nearest to the target, of the paper's methods but ensembles."""
     nearest: list[str] = []
     for modes in _MODES:
         # methods that the paper does not have are not ranked
@@ -190,6 +194,7 @@ def laplace_is_nearest(result: Posteriors) -> Judged:
 
 
 def laplace_predicts_worse_than_swag(result: Posteriors) -> Judged:
+    """Judge whether SWAG predicts better than Laplace's approximation."""
     right = of = 0
     for modes in _MODES:
         found = {item.method: item.figures for item in result.entries if item.modes == modes}
@@ -201,12 +206,14 @@ def laplace_predicts_worse_than_swag(result: Posteriors) -> Judged:
 
 
 def mass_range(result: Masses) -> Judged:
+    """Judge whether most masses as trained are within 120 to 240."""
     within = float(((result.before >= 120) & (result.before <= 240)).mean())
     said = f"{within:.0%} within 120 to 240, all within {result.before.min():.0f} to {result.before.max():.0f}"
     return f"{said}, of {counted(result.members, 'member')}", REPRODUCED if within > 0.5 else DIFFERS
 
 
 def mass_excess(result: Masses) -> Judged:
+    """Judge whether the excess over the least mass peaks near 30 % and reaches 60 %."""
     finite = result.excess[np.isfinite(result.excess)]
     if not len(finite):
         return "no network has a path from input to output", OPEN
@@ -218,6 +225,7 @@ def mass_excess(result: Masses) -> Judged:
 
 
 def mass_elements(result: Masses) -> Judged:
+    """Judge whether the least mass raises the largest elements of the smallest layer, and more than of the largest."""
     if result.registered is None or len(result.layers) < 2:
         return "an architecture whose layers are not known", OPEN
     arch = archs.architecture(result.registered)
@@ -231,6 +239,7 @@ def mass_elements(result: Masses) -> Judged:
 
 
 def exchange_mirrors(result: Toy) -> Judged:
+    """Judge whether as many networks are above the diagonal as below, and all above once they are in order."""
     trained, *_, ordered = result.panels
     error = 0.5 / result.members**0.5
     right = (abs(trained.above - 0.5) <= 3 * error) + (ordered.above == 1)
@@ -241,6 +250,7 @@ def exchange_mirrors(result: Toy) -> Judged:
 
 
 def spread_is_wider_outside(result: Collapse) -> Judged:
+    """Judge whether the mutual information of pairs varies less in distribution than out of it."""
     own, other = (result.spreads[name] for name in (result.set, result.ood))
     said = (
         f"{own.mean:.3f} ± {own.sd:.3f} nats on {result.set}, {other.mean:.3f} ± {other.sd:.3f} on {result.ood}, "
@@ -281,6 +291,7 @@ def _interval(interval: tuple[int, int, float]) -> str:
 
 
 def changes_are_scarce(result: Permutations) -> Judged:
+    """Judge whether orders change little in the intervals between kept steps."""
     moved = _moved(result)
     few = sum(share <= SCARCE for _, _, share in moved)
     most = max(moved, key=lambda interval: interval[2])
@@ -289,11 +300,13 @@ def changes_are_scarce(result: Permutations) -> Judged:
 
 
 def last_is_still(result: Permutations) -> Judged:
+    """Judge whether orders hardly change in the last interval."""
     last = _moved(result)[-1]
     return _interval(last), REPRODUCED if last[2] <= ALMOST_NONE else IN_PART if last[2] <= SCARCE else DIFFERS
 
 
 def first_moves_much(result: Permutations) -> Judged:
+    """Judge whether orders change much in the first interval."""
     first = _moved(result)[0]
     return _interval(first), REPRODUCED if first[2] >= MUCH else IN_PART if first[2] > SCARCE else DIFFERS
 
@@ -307,6 +320,7 @@ def _gaussians(result: BarrierStudy) -> list[ZooBarriers]:
 
 
 def zero_after_alignment(result: BarrierStudy) -> Judged:
+    """Judge whether Gaussians have no barrier after alignment."""
     zoos = sorted(_gaussians(result), key=lambda zoo: zoo.width)
     right = sum(_height(zoo, ALIGNED) <= ZERO_BARRIER for zoo in zoos)
     said = "; ".join(f"{zoo.name} {_height(zoo, ALIGNED):.3f}" for zoo in zoos)
@@ -314,6 +328,7 @@ def zero_after_alignment(result: BarrierStudy) -> Judged:
 
 
 def wider_is_lower(result: BarrierStudy) -> Judged:
+    """Judge whether barriers fall from each width to the next, as trained and aligned."""
     by_kind: dict[str, list[ZooBarriers]] = {}
     for zoo in sorted(result.zoos, key=lambda zoo: zoo.width):
         by_kind.setdefault(zoo.kind, []).append(zoo)
@@ -330,6 +345,7 @@ def wider_is_lower(result: BarrierStudy) -> Judged:
 
 
 def same_at_all_temperatures(result: BarrierStudy) -> Judged:
+    """Judge whether the widest Gaussians of each prior and temperature have no barrier after alignment."""
     zoos = _gaussians(result)
     kinds = {zoo.kind for zoo in zoos}
     if len(kinds) < 2:
@@ -341,6 +357,7 @@ def same_at_all_temperatures(result: BarrierStudy) -> Judged:
 
 
 def number_is_stable(result: Transpositions) -> Judged:
+    """Judge whether as many transpositions are found as were planted."""
     tau = result.correlations.get("planted and found")
     off = np.abs(result.found - result.planted)
     said = f"found less planted {off.mean():.1f} on average, of up to {result.most:,}, {counted(len(off), 'pair')}"
@@ -353,6 +370,7 @@ def number_is_stable(result: Transpositions) -> Judged:
 
 
 def number_goes_with_barrier(result: Transpositions) -> Judged:
+    """Judge whether the number of transpositions correlates with the barrier."""
     tau = result.correlations.get("found and barrier as trained")
     if tau is None:
         return "no barriers were measured", OPEN
@@ -360,22 +378,26 @@ def number_goes_with_barrier(result: Transpositions) -> Judged:
 
 
 def number_is_monotone(result: Transpositions) -> Judged:
+    """Judge whether the number of transpositions never falls along the line between two models."""
     right, of = int(result.rising.sum()), len(result.rising)
     return f"never falls in {right} of {counted(of, 'pair')}", graded(right, of)
 
 
 def alignment_narrows(result: CompactStudy) -> Judged:
+    """Judge whether alignment makes the standard deviations of weights smaller."""
     before, after = (result.gaussians[name].median_sigma for name in (SAMPLED, ALIGNED_SAMPLES))
     verdict = REPRODUCED if after <= (1 - RELATIVE) * before else IN_PART if after < before else DIFFERS
     return f"median of the standard deviations {before:.3g} as sampled, {after:.3g} aligned", verdict
 
 
 def pruning_by_sigma(result: CompactStudy) -> Judged:
+    """Say how accuracy falls with pruning; the paper's curve is not known as numbers."""
     pruned = result.gaussians[ALIGNED_SAMPLES].pruned[SIGMA]
     return ", ".join(f"{kept:.0%} kept: {accuracy:.1%}" for kept, accuracy in zip(KEPT, pruned, strict=True)), OPEN
 
 
 def aligned_gaussian_is_closer(result: CompactStudy) -> Judged:
+    """Judge whether the Gaussian of aligned samples predicts better than that of the samples as they are."""
     before, after = (result.gaussians[name] for name in (SAMPLED, ALIGNED_SAMPLES))
     pairs = [
         ("mean network", before.mean.accuracy, after.mean.accuracy),

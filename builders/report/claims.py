@@ -126,7 +126,8 @@ def _row_judge(method: str, modes: str, names: dict[str, str]) -> Callable[[Post
             return "no such draws in the zoo", OPEN
         measured = {name: entry.figures[name] for name in names if name in entry.figures}
         said = ", ".join(
-            f"{names[name]} {spread.mean:.1f}" + (f" ± {spread.sd:.1f}" if spread.count > 1 else "")
+            # adding 0 makes 0 of a negative zero
+            f"{names[name]} {round(spread.mean, 1) + 0.0:.1f}" + (f" ± {spread.sd:.1f}" if spread.count > 1 else "")
             for name, spread in measured.items()
         )
         compared = {name: agreed for name in measured if (agreed := agrees(entry, name)) is not None}

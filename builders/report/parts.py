@@ -132,9 +132,9 @@ _EXCHANGED = (
     "(1 - accuracy) / 2. They are compared exchanged back."
 )
 _MMD = (
-    "Published distances cannot be 100 MMD² of these kernels: draws of dropout around one mode share all layers but the "
-    "last, so that the kernel of two draws is 1 there. How they were scaled, or of how many modes the draws were, is not "
-    "known."
+    "Published distances cannot be 100 MMD² of these kernels: draws of dropout around one mode share all layers but "
+    "the last, so that the kernel of two draws is 1 there. How they were scaled, or of how many modes the draws were, "
+    "is not known."
 )
 _NOT_STATED = (
     "The paper states neither the KL weight of its variational networks nor how the pixels of the out-of-distribution "

@@ -22,7 +22,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.layers_report import machine
+from benchmarks.figures import machine
 
 TENSOR = "layer0.weight"
 SHAPE, LAYERS = (128, 128), 12

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.arguments import checked
-from ckptzoo.errors import AbsentError, Problem, UnknownNameError, ZooError
+from ckptzoo.errors import AbsentError, Problem, UnknownNameError, ZooError, require
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents, read_documents
 from ckptzoo.format.releases import read_release, read_releases
@@ -194,6 +195,12 @@ def _followed(follow: Followed | Follow, endpoint: str | None, token: str | None
         step = "Give a folder, or a folder for each source by its name."
         raise ZooError(Problem("open", "follow", "a folder or servers", "several folders", step))
     return Servers(tuple(map(str, texts)), endpoint, token)
+
+
+def _labelled(extra: str) -> Any:
+    """The module ``ckptzoo.loader.labelled``, or an error that names the install command of this extra."""
+    require("xarray", extra)
+    return import_module("ckptzoo.loader.labelled")
 
 
 def _real(folder: str | Path) -> Path:
@@ -829,6 +836,115 @@ class Zoo:
         from ckptzoo.loader.datasets import iterable
 
         return iterable(self.source(names, variant, columns, dtype), shards=shards)
+
+    @checked
+    def to_xarray(
+        self,
+        *names: str,
+        variant: str = layout.RAW,
+        columns: str | Sequence[str] | None = None,
+        dtype: Any = None,
+    ) -> Any:
+        """An ``xarray.Dataset`` of stacked tensors ``(checkpoint, ...)``, read when their numbers are needed.
+
+        Axes are named by what they are: ``conv1.weight`` has ``conv1.out``, ``conv1.in``, ``conv1.height`` and
+        ``conv1.width``, of which its bias shares ``conv1.out``. They follow the zoo's symmetry table, and for axes that
+        it does not name PyTorch's weights (Keras' where they are called kernels); others are numbered, ``token.0``.
+
+        Parameters
+        ----------
+        names
+            tensors, or layers or modules for all their tensors; none for everything.
+        variant
+            the gauge.
+        columns
+            of the metadata, which become coordinates of the checkpoints beside their ids. Missing values are as in
+            ``stream``, and times are datetime64. By default those of numbers and truth values, ``member``, ``method``
+            and ``mode``, where they have values.
+        dtype
+            as in ``stream``.
+
+        Returns
+        -------
+        Any
+            xarray.Dataset. Where dask is installed its variables are dask arrays, in chunks of whole blocks, 64 MiB of
+            the widest tensor; otherwise what is computed is read at once.
+
+        Raises
+        ------
+        MissingExtraError
+            xarray is not installed.
+        ZooError
+            A tensor has the name of a column or of the axis ``checkpoint``; the message says what to do.
+
+        Examples
+        --------
+        >>> conv2 = ckptzoo.open("cards/mnist-optunet").to_xarray("conv2")
+        >>> conv2["conv2.weight"].dims
+        ('checkpoint', 'conv2.out', 'conv2.in', 'conv2.height', 'conv2.width')
+        >>> conv2["conv2.weight"].where(conv2.test_accuracy > 0.91).mean("checkpoint").shape
+        (10, 1, 5, 5)
+        """
+        labels = self._selection.labels() if columns is None else columns
+        source = self.source(names, variant, labels, dtype)
+        return _labelled("xarray").dataset(source, self.arch, self.symmetry, self._facts(variant))
+
+    @checked
+    def to_arviz(
+        self,
+        *names: str,
+        variant: str = layout.RAW,
+        columns: str | Sequence[str] | None = None,
+        dtype: Any = "float64",
+    ) -> Any:
+        """An ``xarray.DataTree`` as ArviZ takes it: draws of one method, a chain for each mode, in the chain's order.
+
+        Parameters
+        ----------
+        names
+            tensors, or layers or modules for all their tensors; none for everything.
+        variant
+            the gauge. Chains wander between networks that differ by permutations alone; ArviZ compares numbers.
+        columns
+            of the metadata, for the group ``sample_stats``; by default those of numbers and truth values that have
+            some, except what tells the chains.
+        dtype
+            as in ``stream``. ArviZ calculates in the dtype of the draws: folded float32 have ties that change R-hat in
+            the second digit.
+
+        Returns
+        -------
+        Any
+            xarray.DataTree: in ``posterior`` the tensors, ``(chain, draw, ...)`` with axes as in ``to_xarray``, read
+            when their numbers are needed. The coordinate ``chain`` has the modes; ``checkpoint`` and ``step``,
+            ``(chain, draw)``, are ids and steps. Draws are in the order of their steps, and where these do not tell
+            them in that of the column ``draw``, which may have been numbered so that the first are spread.
+
+        Raises
+        ------
+        MissingExtraError
+            xarray is not installed.
+        ZooError
+            They are not draws of one method, or not as many in each chain; the message says what to select.
+
+        Examples
+        --------
+        >>> draws = ckptzoo.open("cards/mnist-optunet-posteriors").where("method == 'sghmc' and draw < 10")
+        >>> tree = draws.to_arviz("fc.weight")
+        >>> dict(tree.posterior.sizes)
+        {'chain': 10, 'draw': 10, 'fc.out': 10, 'fc.in': 10}
+        >>> tree.posterior.step[0, :4].values
+        array([13630, 21150, 24910, 28670])
+        """
+        module = _labelled("arviz")
+        asked = self._selection.labels() if columns is None else [columns] if isinstance(columns, str) else columns
+        others = [name for name in asked if name not in module.OF_CHAINS]
+        source = self.source(names, variant, [*module.OF_CHAINS, *others], dtype)
+        return module.chains(source, self.arch, self.symmetry, self._facts(variant))
+
+    def _facts(self, variant: str) -> dict[str, str]:
+        """Where arrays come from."""
+        return {"zoo": self.name, "revision": self.revision, "architecture": self.arch.name, "variant": variant}
 
     @checked
     def checkpoint(self, id: str, *, variant: str = layout.RAW) -> Checkpoint:

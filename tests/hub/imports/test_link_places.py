@@ -196,3 +196,13 @@ def test_a_file_that_becomes_shorter_is_an_error_that_names_it(tmp_path: Path, s
     lines = done.stdout.splitlines()
     assert done.returncode == 0, (done.returncode, lines, done.stderr[-2000:])
     assert len(lines) == 5 * len(list(folder.iterdir())) and all(" True " in line for line in lines), lines
+
+
+def test_a_name_that_is_not_text_is_named_and_the_others_are_linked(tmp_path: Path) -> None:
+    write(tmp_path / "nets", 2, 0)
+    (tmp_path / "nets/net1.safetensors").rename(os.fsdecode(os.fsencode(tmp_path / "nets") + b"/n\xff.safetensors"))
+    for bring in (link_zoo, ckptzoo.import_zoo):
+        with pytest.raises(ZooError, match=r"'n.udcff.safetensors': name: expected one in UTF-8"):
+            bring(tmp_path / "nets", tmp_path / bring.__name__, license="MIT")
+        assert bring(tmp_path / "nets", tmp_path / bring.__name__, license="MIT", skip_bad=True).present == 1
+        assert bring(tmp_path / "nets", tmp_path / "b" / bring.__name__, license="MIT", exclude=["n[!e]*"]).added == 1

@@ -6,9 +6,10 @@ nothing of them is executed, and none of them names a file.
 """
 
 import math
+import platform
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
@@ -143,6 +144,7 @@ class Run:
     def environment(self) -> dict[str, str]:
         """What may decide bits here: processor, kernels, versions."""
         found = {
+            "processor": _processor(),
             "engine": self.engine,
             "device": metadata.device_name(self.device),
             "torch": torch.__version__,
@@ -444,6 +446,16 @@ def _require_memory(nbytes: int, max_bytes: int, location: str) -> None:
 def _plain(value: Any) -> Any:
     """Return a value as JSON has it."""
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _processor() -> str:
+    """Return the name of this machine's processor."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()[:100]
+    return platform.processor() or platform.machine()
 
 
 def _host() -> str:

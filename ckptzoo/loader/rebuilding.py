@@ -7,7 +7,7 @@ distribution of this package declares, and loaded when it is first used.
 import secrets
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,6 +23,7 @@ from ckptzoo.loader.checkpoint import Checkpoint
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.layout import RAW
+from ckptzoo.schema.reproduction import Reproduction
 from ckptzoo.text import Progress, counted, shortened
 
 if TYPE_CHECKING:
@@ -166,6 +167,8 @@ class Rebuilt(PrintedResult, JsonFields, derived=("reproduced",)):
         of the draw; None where they were named.
     environment
         what may decide bits here: processor, kernels, versions.
+    marks
+        where something differs: who reproduced one of these checkpoints before, and what was different there.
     """
 
     zoo: str
@@ -173,6 +176,7 @@ class Rebuilt(PrintedResult, JsonFields, derived=("reproduced",)):
     chosen_from: int
     seed: int | None
     environment: dict[str, str] = field(default_factory=dict)
+    marks: tuple[str, ...] = ()
 
     @property
     def reproduced(self) -> int:
@@ -207,6 +211,7 @@ class Rebuilt(PrintedResult, JsonFields, derived=("reproduced",)):
         say(out, *(member.line for member in self.members if not member.reproduced))
         say(out, f"{self.zoo}: {self.verdict}.")
         if any(member.differences for member in self.members):
+            say(out, *self.marks)
             here = ", ".join(f"{name} {value}" for name, value in self.environment.items())
             say(
                 out,
@@ -259,7 +264,21 @@ def rebuild(
     found = _Findings(chosen)
     rebuilding = _Rebuilding(selected, options, found, progress)
     rebuilding.carry_out()
-    return Rebuilt(zoo.name, found.members(), chosen_from, seed, rebuilding.environment)
+    outcome = Rebuilt(zoo.name, found.members(), chosen_from, seed, rebuilding.environment)
+    differing = {name for member in outcome.members if member.differences for name in member.ids}
+    if not differing:
+        return outcome
+    marks = [mark for mark in zoo.reproduced if differing.intersection(mark.ids)]
+    return replace(outcome, marks=tuple(_elsewhere(mark, outcome.environment) for mark in marks[-_NAMED:]))
+
+
+def _elsewhere(mark: Reproduction, here: Mapping[str, str]) -> str:
+    """Return who reproduced checkpoints, and what was different there, in one line."""
+    other = [
+        f"{name} {value} (here {here.get(name, 'none')})" for name, value in mark.on.items() if here.get(name) != value
+    ]
+    where = ", ".join(other) or "the same as here, as far as it is known"
+    return shortened(f"Reproduced by {mark.by} on {mark.created:%Y-%m-%d}, with {where}.", 500)
 
 
 def require_member(zoo: "Zoo", name: str, known: Sequence[str]) -> None:

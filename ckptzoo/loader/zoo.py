@@ -16,6 +16,7 @@ from ckptzoo.errors import AbsentError, Problem, UnknownNameError, ZooError
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents, read_documents
 from ckptzoo.format.releases import read_release, read_releases
+from ckptzoo.format.reproductions import read_reproductions
 from ckptzoo.format.splits import COLUMNS, part_numbers, read_split, split_names
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
@@ -32,6 +33,7 @@ from ckptzoo.loader.variant import Variant
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.release import Release
+from ckptzoo.schema.reproduction import Reproduction
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import Progress, counted, shortened
 
@@ -335,6 +337,11 @@ class Zoo:
         ``metadata`` and ``variant_metadata`` have them where rows had none.
         """
         return self._contents.measured.metadata
+
+    @property
+    def reproduced(self) -> tuple[Reproduction, ...]:
+        """The marks of checkpoints that somebody trained again bit for bit: ids, by whom, when and on what."""
+        return read_reproductions(self._contents.files, self._contents.identity)
 
     @property
     def variants(self) -> tuple[str, ...]:

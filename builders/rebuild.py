@@ -306,7 +306,9 @@ class _Budget:
 
 @lru_cache(maxsize=2)
 def _load(recipe: Recipe, data: str | None) -> Source:
-    return sources.load(recipe, data)
+    # of a hostile recipe points may be beyond the range of float32
+    with np.errstate(over="ignore"):
+        return sources.load(recipe, data)
 
 
 @lru_cache(maxsize=2)

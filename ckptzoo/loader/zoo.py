@@ -835,8 +835,8 @@ class Zoo:
         check: bool = True,
         recipe: str | Path | None = None,
         data: str | Path | None = None,
-        max_seconds: float = MAX_SECONDS,
-        max_bytes: Count = MAX_BYTES,
+        max_seconds: Annotated[float, Within(0)] = MAX_SECONDS,
+        max_bytes: Annotated[int, Within(1)] = MAX_BYTES,
     ) -> Checkpoint:
         """One member at any step of its training: where that was not kept, it is trained again up to there.
 
@@ -893,8 +893,8 @@ class Zoo:
         seed: Seed | None = None,
         recipe: str | Path | None = None,
         data: str | Path | None = None,
-        max_seconds: float = MAX_SECONDS,
-        max_bytes: Count = MAX_BYTES,
+        max_seconds: Annotated[float, Within(0)] = MAX_SECONDS,
+        max_bytes: Annotated[int, Within(1)] = MAX_BYTES,
         threads: Count | None = None,
         progress: Progress | None = None,
     ) -> Rebuilt:
@@ -902,8 +902,8 @@ class Zoo:
 
         Weights must be equal to the bit, the columns of the training (recipe, step, epoch, data set, precision, ids of
         rows without a contributor) and the recipe in ``extra`` equal, and the figures equal but for rounding: within
-        1e-5, accuracies and calibration errors also within two examples. Who wrote a row, when, where from and how long
-        it took are not compared.
+        1e-5, accuracies also by one example in 30,000 or fewer, calibration errors by two. Who wrote a row, when, where
+        from and how long it took are not compared.
 
         Parameters
         ----------

@@ -73,10 +73,10 @@ class ConfinedRebuild:
         rebuilt = Rebuilt(
             answer["zoo"], members, answer["chosen_from"], answer["seed"], answer["environment"], tuple(answer["marks"])
         )
-        return _check(rebuilt), rebuilt
+        return check_of(rebuilt), rebuilt
 
 
-def _check(rebuilt: Rebuilt) -> Check:
+def check_of(rebuilt: Rebuilt) -> Check:
     """Return the outcome: failed where something differs, not done where something could not be trained."""
     wrong = [member.line for member in rebuilt.members if member.differences]
     refused = [member.line for member in rebuilt.members if member.refused is not None]

@@ -1,9 +1,9 @@
 """The rare day with a GPU: measures, tests and trains for some minutes, and brings back a few small files.
 
 Nothing is installed and nothing is fetched. Each step is a process of its own with a time limit, whose whole output is
-a log and whose result is one file; a later call with the same folders carries on behind what is finished. By default
-measuring stops at 40 % of the time, so that one call does both; ``--stages facts,tests`` chooses. Everything is kept
-in ``--work``; what is worth most of it is packed into OUT after every step, within ``--max-file``, ``--max-files`` and
+a log and whose result is one file; a later call with the same folders carries on behind what is finished. Where ResNets
+are to be trained, measuring stops at 80 % of the time; ``--stages facts,tests`` chooses. Everything is kept in
+``--work``; what is worth most of it is packed into OUT after every step, within ``--max-file``, ``--max-files`` and
 ``--max-total``, for where a machine gives back only a few small files: ``results.json`` to read, and tar files.
 """
 
@@ -26,10 +26,10 @@ from typing import Any
 from benchmarks.gpu_files import Item, byte_count, join, pack, unpack, write_json
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = ("facts", "tests", "optunet", "resnet", "optunets", "resnets")
+STAGES = ("facts", "tests", "optunets", "optunet", "resnet", "resnets")
 TRAINING = ("optunets", "resnets")
-MEASURING_SHARE = 0.4
-"""Of the time, where members are trained in the same call."""
+MEASURING_SHARE = 0.8
+"""Of the time, where ResNets are trained in the same call."""
 _EARLY, _SAVING, _PACKING = 20.0, 10.0, 4.0
 """Seconds: how early the whole ends, what a stage has to save its state, and what packing takes."""
 _LOG_BYTES = 2**20
@@ -72,7 +72,15 @@ def steps(device: str, members: int | None, precision: str) -> Iterator[Step]:
     trial = device == "cpu"
     own = ("-m", "benchmarks.gpu_stages")
     yield Step("facts", "facts", (*own, "facts"), 40, ("torch", "numpy"))
-    yield Step("tests", "tests", (*own, "tests"), 90, ("torch", "numpy", "ml_dtypes", "pytest", "hypothesis"))
+    testing = ("torch", "numpy", "ml_dtypes", "pytest", "hypothesis")
+    yield Step("tests", "tests", (*own, "tests"), 150, testing)
+    yield Step(
+        "optunets",
+        "optunets",
+        (*own, "optunets", "--members", str(members or (64 if trial else 8192))),
+        None,
+        dataset=None if trial else "mnist",
+    )
     train = ("-m", "benchmarks.train", "--repeats", "1" if trial else "3", "--seconds", "0.05" if trial else "0.4")
     if trial:
         yield Step("optunet-fused", "optunet", (*own, "fused"), 90, (*_BASE, "triton"))
@@ -85,9 +93,8 @@ def steps(device: str, members: int | None, precision: str) -> Iterator[Step]:
             ("general", ("64",)),
             ("single-graph", ("1",)),
             ("single", ("1",)),
-            ("single-compile", ("1",)),
         ):
-            packages = (*_BASE, "triton") if engine in ("fused", "single-compile") else _BASE
+            packages = (*_BASE, "triton") if engine == "fused" else _BASE
             command = (*train, "--engines", engine, "--members", *counts)
             yield Step(f"optunet-{engine}", "optunet", command, 60, packages, "mnist")
     resnet = ("-m", "benchmarks.resnet")
@@ -100,13 +107,11 @@ def steps(device: str, members: int | None, precision: str) -> Iterator[Step]:
             yield Step(f"resnet-{width}", "resnet", (*resnet, "--width", width, *timing), limit)
         compiled = (*resnet, "--width", "64", *timing, "--runners", "single-compile")
         yield Step("resnet-64-compile", "resnet", compiled, 150, (*_BASE, "triton"))
-    yield Step(
-        "optunets",
-        "optunets",
-        (*own, "optunets", "--members", str(members or (64 if trial else 8192))),
-        None,
-        dataset=None if trial else "mnist",
-    )
+    if not trial:
+        # each of these compiles for a minute or more
+        yield Step("tests-compiled", "tests", (*own, "tests-compiled"), None, (*testing, "triton"))
+        command = (*train, "--engines", "single-compile", "--members", "1")
+        yield Step("optunet-single-compile", "optunet", command, 120, (*_BASE, "triton"), "mnist")
     yield Step(
         "resnets",
         "resnets",
@@ -239,22 +244,13 @@ class Day:
         return status
 
     def best_engine(self, stage: str) -> str | None:
-        """The fastest engine that an earlier step measured here; None leaves the choice to the builders."""
+        """The fastest engine for ResNets that an earlier step measured; None leaves the choice to the builders."""
         found: dict[str, float] = {}
-        if stage == "optunets":
-            for path in (self.work / "results").glob("optunet-*.json"):
-                content = json.loads(path.read_text())
-                if content["status"] == "finished" and "results" in content["result"]:
-                    for row in content["result"]["results"]:
-                        if row["name"].startswith("engine "):
-                            speed = max(row["member_steps_per_second"])
-                            name = row["name"].removeprefix("engine ")
-                            found[name] = max(speed, found.get(name, 0.0))
-        else:
-            for row in (self.result("resnet-64").get("result") or {}).get("rows", ()):
-                way = row["way"]
-                if "median" in row and way["precision"] == self.chosen.precision and way["runner"].startswith("single"):
-                    found[way["runner"]] = max(row["median"], found.get(way["runner"], 0.0))
+        rows = (self.result("resnet-64").get("result") or {}).get("rows", ()) if stage == "resnets" else ()
+        for row in rows:
+            way = row["way"]
+            if "median" in row and way["precision"] == self.chosen.precision and way["runner"].startswith("single"):
+                found[way["runner"]] = max(row["median"], found.get(way["runner"], 0.0))
         return max(found, key=lambda name: found[name]) if found and self.chosen.device != "cpu" else None
 
     def pack(self) -> None:
@@ -283,7 +279,7 @@ class Day:
         self.wait_for_other_calls()
         self.fetch()
         wanted: tuple[str, ...] = self.chosen.stages
-        share = MEASURING_SHARE if set(wanted) & set(TRAINING) else 1.0
+        share = MEASURING_SHARE if "resnets" in wanted else 1.0
         measuring_end = self.began + share * (self.end - self.began)
         has_device = self.chosen.device == "cpu" or _has_cuda()
         for step in steps(self.chosen.device, self.chosen.members, self.chosen.precision):

@@ -6,12 +6,15 @@ Each stage is a process that writes one file of figures, and ends by itself befo
 import argparse
 import os
 import platform
+import signal
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -81,16 +84,28 @@ def _version(name: str) -> str | None:
         return None
 
 
-def run_tests(job: Job) -> dict[str, Any]:
-    """The tests marked ``gpu``, by whatever pytest the machine has: counts, and what failed."""
+def run_tests(job: Job, chosen: str = "not single-compile") -> dict[str, Any]:
+    """The tests marked ``gpu`` whose names fit, by whatever pytest the machine has: counts, and what failed."""
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "pytest.mark.gpu" in path.read_text()]
     # settings of their own, because those of the project name plug-ins that may be missing
     settings = job.work / "gpu-pytest.ini"
-    markers = "".join(f"\n    {name}" for name in ("gpu", "slow", "exhaustive", "network", "timeout"))
+    markers = "".join(f"\n    {name}" for name in ("gpu", "slow", "exhaustive", "network", "sampled", "timeout"))
     settings.write_text(f"[pytest]\naddopts = --import-mode=importlib\npythonpath = {ROOT}\nmarkers ={markers}\n")
     report = job.work / "gpu-tests.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-c", str(settings), f"--rootdir={ROOT}", "-ra"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-m",
+        "gpu",
+        "-k",
+        chosen,
+        "-c",
+        str(settings),
+        f"--rootdir={ROOT}",
+        "-ra",
+    ]
     command += ["-p", "no:cacheprovider", "--continue-on-collection-errors", f"--junitxml={report}", *map(str, files)]
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     if not report.exists():
@@ -193,6 +208,10 @@ class _Rounds:
         from builders.checkpointing import Interrupted
 
         finished = False
+        # as if it were stopped from outside: a build saves its state then
+        timer = threading.Timer(self.job.seconds, os.kill, (os.getpid(), signal.SIGTERM))
+        timer.daemon = True
+        timer.start()
         try:
             while True:
                 unfinished = self._unfinished()
@@ -219,6 +238,8 @@ class _Rounds:
                 self._write(finished)
         except Interrupted as error:
             print(error)
+        finally:
+            timer.cancel()
         return self._figures(finished)
 
     def _figures(self, finished: bool) -> dict[str, Any]:
@@ -279,6 +300,7 @@ class _Rounds:
 STAGES: dict[str, Callable[[Job], dict[str, Any]]] = {
     "facts": measure_facts,
     "tests": run_tests,
+    "tests-compiled": partial(run_tests, chosen="single-compile"),
     "fused": interpret_fused,
     "optunets": build_optunets,
     "resnets": build_resnets,

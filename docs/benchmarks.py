@@ -98,6 +98,7 @@ def _sentences(content: dict[str, Any], figures: Sequence[dict[str, Any]]) -> It
     machine, commit = content.get("machine", {}), content.get("commit")
     cores = f"{machine.get('cores', 2)} cores"
     place = f"{cores} of {machine['cpu']}" if "cpu" in machine else cores
+    place = f"{machine['gpu']} with {place}" if machine.get("gpu") else place
     state = f", at {commit}" if commit else ""
     yield f"Measured on {content['measured']} by `{content['command']}` on {place}{state}."
     if "note" in content:

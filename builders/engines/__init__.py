@@ -79,9 +79,15 @@ class _Abilities:
 _SINGLE = partial(_Abilities, precisions=(FLOAT32, TF32, BFLOAT16, FLOAT64), buffers=True, one_at_a_time=True)
 _ENGINES = {
     "single-compile": _SINGLE("builders.engines.single.compile", devices=("cuda",)),
-    "single-graph": _SINGLE("builders.engines.single.graph", devices=("cuda",)),
+    "single-graph": _SINGLE(
+        # its learning rate is a tensor, which torch's fused SGD reads in single precision
+        "builders.engines.single.graph",
+        devices=("cuda",),
+        precisions=(FLOAT32, TF32, BFLOAT16),
+    ),
     "single": _SINGLE("builders.engines.single"),
     GENERAL: _Abilities("builders.engines.general"),
+    "optunet": _Abilities("builders.engines.optunet", "optunet"),
     "fused": _Abilities(
         "builders.engines.fused",
         "optunet",
@@ -93,7 +99,6 @@ _ENGINES = {
         package="triton",
         extra="gpu",
     ),
-    "optunet": _Abilities("builders.engines.optunet", "optunet"),
     # sums of outer products: at 784 inputs 12 (16 hidden units) to 40 times (256) as slow as the products of general
     "mlp": _Abilities("builders.engines.mlp", r"mlp-(?:tanh-)?\d{1,2}(?:-\d{1,2})*"),
     "compiled": _Abilities(
@@ -109,9 +114,8 @@ _ENGINES = {
 }
 """Every engine; schedules are for the recipe to compute, so that each follows any.
 
-A faster engine comes after a slower one. One that was not measured on any device yet comes before those that were, so
-that it is taken only where it is asked for: today these are ``fused``, which is tested on a CPU, and the two of
-``single`` that are for GPUs alone.
+A faster engine comes after a slower one. One that was not measured on ResNets yet comes before those that were, so
+that it is taken only where it is asked for: today these are the two of ``single`` that are for GPUs alone.
 """
 
 

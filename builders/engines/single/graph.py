@@ -2,7 +2,8 @@
 
 A graph replays the kernels of a whole step at once, which helps where launching them takes longer than they do: small
 images, narrow networks. One graph is captured for each size of a batch, that of the last batch of an epoch included;
-the learning rate is a number on the device. Buffers that count batches do so on the device too.
+the learning rate is a number on the device, in single precision, because torch's fused SGD reads it so. Buffers that
+count batches do so on the device too.
 """
 
 import threading

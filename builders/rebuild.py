@@ -6,6 +6,7 @@ nothing of them is executed, and none of them names a file.
 """
 
 import math
+import os
 import platform
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -40,6 +41,8 @@ from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.text import counted, excerpt, size
 
+_KERNEL_VARIABLES = ("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA", "OPENBLAS_CORETYPE")
+"""Environment variables that choose kernels of libraries within torch and numpy, which do not tell what they chose."""
 _KINDS = {GaussianRecipe: "centres", TableRecipe: "target_mean"}
 """Kinds of recipes with a key that others lack; rows do not name the kind."""
 _TIMED_SECONDS = 0.5
@@ -152,16 +155,8 @@ class Run:
             "torch kernels": torch.backends.cpu.get_cpu_capability(),
         }
         if self.engine == "compiled":
-            import numba
-            from numba.core.codegen import get_host_cpu_features
-
-            found["numba"] = numba.__version__
-            found["numba target"] = numba.config.CPU_NAME or _host()
-            # which vectors the compiler may use
-            enabled = numba.config.CPU_FEATURES or get_host_cpu_features()
-            wide = [name for name in ("avx2", "fma", "avx512f", "sve", "neon") if f"+{name}" in enabled.split(",")]
-            found["numba vectors"] = ", ".join(wide)
-        return found
+            found |= _numba_target()
+        return found | {name: os.environ[name][:100] for name in _KERNEL_VARIABLES if name in os.environ}
 
     def train(
         self,
@@ -461,7 +456,20 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def _host() -> str:
+def _numba_target() -> dict[str, str]:
+    """Return Numba's version, and the processor and the vector instructions for which it compiles."""
     import llvmlite.binding
+    import numba
+    from numba.core import config
+    from numba.core.codegen import get_host_cpu_features
 
-    return llvmlite.binding.get_host_cpu_name()
+    settings: Any = config
+    # set by the environment, or None
+    target, features = settings.CPU_NAME, settings.CPU_FEATURES
+    enabled = str(get_host_cpu_features() if features is None else features).split(",")
+    vectors = [name for name in ("avx2", "fma", "avx512f", "sve", "neon") if f"+{name}" in enabled]
+    return {
+        "numba": numba.__version__,
+        "numba target": target or llvmlite.binding.get_host_cpu_name(),
+        "numba vectors": ", ".join(vectors) or "none",
+    }

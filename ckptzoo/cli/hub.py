@@ -556,6 +556,7 @@ def review(
     from ckptzoo.hub.client.quiet import quietly
     from ckptzoo.hub.contributions.finish import finish as finish_merged
     from ckptzoo.hub.contributions.review import review as check_pull_request
+    from ckptzoo.loader.rebuilding import MAX_SECONDS
 
     if finish and (merge or derive or post or accept_near_copies or rebuild is not None):
         raise typer.BadParameter("it stands alone: the pull request is merged already", param_hint="--finish")
@@ -579,7 +580,7 @@ def review(
                 data=data,
                 inputs=inputs,
                 rebuild=rebuild or 0,
-                **({} if max_seconds is None else {"rebuild_seconds": max_seconds}),
+                rebuild_seconds=MAX_SECONDS if max_seconds is None else max_seconds,
                 progress=progress,
             )
     print_result(result, as_json)

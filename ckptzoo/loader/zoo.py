@@ -878,9 +878,9 @@ class Zoo:
 
         Examples
         --------
-        >>> zoo = ckptzoo.open("zoos/toys")
-        >>> zoo.column("step").to_pylist()[:2], zoo.at("toy-73cdd40c-000000", step=7).row["step"]
-        ([10, 10], 7)
+        >>> zoo = ckptzoo.open("zoos/toy")
+        >>> zoo.column("step").unique().to_pylist(), zoo.at("toy-0430338b-000000", step=7).row["step"]
+        ([400], 7)
         """
         options = RebuildOptions(recipe, data, max_seconds, max_bytes)
         return checkpoint_at(self, member, step, check=check, options=options)
@@ -933,7 +933,7 @@ class Zoo:
 
         Examples
         --------
-        >>> found = ckptzoo.open("zoos/toys").rebuild(2, seed=0)
+        >>> found = ckptzoo.open("zoos/toy").rebuild(2, seed=0)
         >>> found.reproduced, found.members[0].differences
         (2, ())
         """

@@ -101,11 +101,12 @@ def decode(data: bytes, *, location: str) -> Reproduction:
         wrong("fields", ", ".join(_FIELDS), sorted(content))
     if wrongly := [name for name in ("zoo", "by", "created") if not isinstance(content[name], str)]:
         wrong(wrongly[0], "a text", content[wrongly[0]])
-    on, checkpoints = content["on"], content["checkpoints"]
+    on: object = content["on"]
+    checkpoints: object = content["checkpoints"]
     if not isinstance(on, dict) or not all(isinstance(value, str) for value in cast(dict[str, Any], on).values()):
-        wrong("on", "texts by name", on)
+        wrong("on", "texts by name", content["on"])
     if not isinstance(checkpoints, dict) or not all(map(_are_ids, cast(dict[str, Any], checkpoints).values())):
-        wrong("checkpoints", "lists of ids, each once, by the digest of their part", checkpoints)
+        wrong("checkpoints", "lists of ids, each once, by the digest of their part", content["checkpoints"])
     try:
         created = datetime.fromisoformat(content["created"])
         by_part = {part: tuple(names) for part, names in cast(dict[str, list[str]], checkpoints).items()}

@@ -27,6 +27,7 @@ _CODE = "import sys; sys.path[:] = sys.argv[1:]; from ckptzoo.hub.contributions.
 _KEPT_VARIABLES = (
     *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "CUDA_VISIBLE_DEVICES"),
     *("ATEN_CPU_CAPABILITY", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_CACHE_DIR", "OPENBLAS_CORETYPE"),
+    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA"),
 )
 """Where libraries are, and what decides which kernels compute."""
 _BEGINNING = 300.0

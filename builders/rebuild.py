@@ -53,8 +53,8 @@ _ROUNDING = 1e-5
 """Figures of the same weights differ by less, between machines and groups of members that are measured together: they
 are means of float32 outputs."""
 _EXAMPLES_OF_ONE = 30_000
-"""Of as many examples one may have two best outputs so near that rounding decides, or be as near to the edge of a bin,
-which moves the calibration error twice as far."""
+"""Among as many examples one may have two best outputs so near that rounding decides, or be as near to the edge of a
+bin, which moves the calibration error twice as far."""
 _COUNTED_FIGURES = {"train_accuracy": "train", "test_accuracy": "test", "test_ece": "test"}
 """Figures that change by whole examples, with the half of the data that they are measured on."""
 Weights = Mapping[str, NDArray[Any]]
@@ -145,7 +145,7 @@ class Run:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What may decide bits here: processor, kernels, versions."""
+        """The facts that may decide bits here: processor, kernels, versions."""
         found = {
             "processor": _processor(),
             "engine": self.engine,
@@ -291,6 +291,7 @@ class _Budget:
     seconds: float = 0.0
 
     def spend(self, member_steps: int, seconds: float) -> None:
+        """Count steps and their time; raises ZooError if all of them would take too long."""
         self.taken, self.seconds = self.taken + member_steps, self.seconds + seconds
         predicted = self.seconds * self.member_steps / self.taken
         if self.seconds > self.max_seconds or (self.seconds >= _TIMED_SECONDS and predicted > self.max_seconds):

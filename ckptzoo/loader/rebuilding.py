@@ -143,7 +143,7 @@ class RebuiltMember(JsonFields, derived=("reproduced",)):
 
     @property
     def line(self) -> str:
-        """What was found, in one line."""
+        """The finding in one line."""
         if self.refused is not None and not self.differences:
             return f"{self.member}: not rebuilt: {self.refused}"
         if self.differences:
@@ -288,7 +288,7 @@ def require_member(zoo: "Zoo", name: str, known: Sequence[str]) -> None:
 
 
 class _Findings:
-    """What is found of members, as it is found."""
+    """Collects what is found of members."""
 
     def __init__(self, members: Sequence[str]) -> None:
         self._ids: dict[str, list[str]] = {name: [] for name in members}

@@ -31,7 +31,7 @@ ROLLING = dataclasses.replace(TOY, name="rolling", momentum=0.9, learning_rate=0
 KEPT = (0, 7, 20)
 STEPS = TOY.steps
 RECIPES = {"toy": TOY, "rolling": ROLLING}
-SLOWLY = settings(max_examples=examples(200, 4), suppress_health_check=list(HealthCheck))
+SLOWLY = settings(max_examples=examples(200, 4), suppress_health_check=[HealthCheck.too_slow])
 
 
 def make(folder: Path) -> None:
@@ -177,7 +177,7 @@ HOSTILE = st.recursive(
 )
 
 
-@settings(max_examples=examples(400, 15), suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(400, 15), suppress_health_check=[HealthCheck.too_slow])
 @given(key=st.sampled_from(sorted({*TOY.facts(), "mean", "std", "inputs", "target_mean", "planted"})), value=HOSTILE)
 @example(key="train", value=2**31)
 @example(key="centres", value=[[1e308, 1e308], [0, 0]])

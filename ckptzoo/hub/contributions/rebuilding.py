@@ -42,7 +42,7 @@ _REFUSED_EVENTS += ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn",
 
 @dataclass(frozen=True)
 class ConfinedRebuild:
-    """What a review trains again: how many members, with data in a folder, in how much time and memory."""
+    """The members that a review trains again: how many, with data in a folder, in how much time and memory."""
 
     members: int
     data: str | Path | None

@@ -34,6 +34,8 @@ _BEGINNING = 300.0
 """Seconds for loading packages and data, compiling an engine, and measuring, besides those of training."""
 _FILE_BYTES = 64 * 2**20
 """Bytes of a file that the process may write: an engine that was compiled."""
+_OTHER_BYTES = 4 * 2**30
+"""Addresses of the process besides those of training: Arrow reserves them by the GiB, threads have stacks."""
 _ANSWER_BYTES = 16 * 2**20
 _REFUSED_EVENTS = ("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname")
 _REFUSED_EVENTS += ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.fork", "os.forkpty")
@@ -140,7 +142,7 @@ def main() -> None:
     request = json.load(sys.stdin)
     try:
         load_trainer()  # before memory is bounded: packages are large
-        set_limits(request["max_bytes"], file_bytes=_FILE_BYTES)
+        set_limits(request["max_bytes"] + _OTHER_BYTES, file_bytes=_FILE_BYTES)
         sys.addaudithook(refuse_outside)
         rebuilt = ckptzoo.open(request["folder"]).rebuild(
             request["members"],

@@ -464,6 +464,8 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
         value = getattr(recipe, key)
         if type(value) is not int or not least <= value <= most:
             yield wrong(key, f"an integer from {least} to {most}")
+    if recipe.full_epochs is not None and (type(recipe.full_epochs) is not int or not 1 <= recipe.full_epochs <= 10**6):
+        yield wrong("full_epochs", f"none, or an integer from 1 to {10**6}")
     for key in ("momentum", "weight_decay"):
         if not _finite(getattr(recipe, key)) or getattr(recipe, key) < 0:
             yield wrong(key, "a finite number, at least 0")

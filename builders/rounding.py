@@ -79,7 +79,7 @@ def round_weights(
     original = ckptzoo.open(zoo)
     chosen = original if where is None else original.where(where)
     _check(chosen, recipe)
-    arch = _narrowed(recipe.arch, dtype)
+    arch = narrowed(recipe.arch, dtype)
     root = Path(to).absolute()
     copy = _open_copy(root, original, recipe, arch)
     # what an interrupted call left behind: parts are whole or absent, so ids say what is missing
@@ -97,8 +97,10 @@ def round_weights(
                 done = 0
                 for batch in some.batches(max_bytes=_MEASURED_BYTES):
                     own = rows[done : done + len(batch)]
-                    weights = {tensor.name: _rounded(batch[tensor.name], tensor, str(zoo)) for tensor in arch.tensors}
-                    measured = trainer.measure(_widened(weights))
+                    weights = {
+                        tensor.name: round_tensor(batch[tensor.name], tensor, str(zoo)) for tensor in arch.tensors
+                    }
+                    measured = trainer.measure(widened(weights))
                     writer.add(weights, _rows(own, measured))
                     changes += _changes(own, measured)
                     done += len(own)
@@ -107,7 +109,7 @@ def round_weights(
     return Rounded(root, dtype, len(lacking), len(copy) + len(lacking), max(changes, default=float("nan")))
 
 
-def _narrowed(arch: Architecture, dtype: str) -> Architecture:
+def narrowed(arch: Architecture, dtype: str) -> Architecture:
     """Return the architecture with its tensors of floating point in another dtype."""
     return replace(
         arch, tensors=tuple(replace(item, dtype=dtype) if item.dtype in _WIDE else item for item in arch.tensors)
@@ -143,7 +145,7 @@ def _open_copy(root: Path, original: ckptzoo.Zoo, recipe: Recipe, arch: Architec
     return copy
 
 
-def _rounded(values: NDArray[Any], tensor: Tensor, location: str) -> NDArray[Any]:
+def round_tensor(values: NDArray[Any], tensor: Tensor, location: str) -> NDArray[Any]:
     """Round a stacked tensor (K, *shape) to its new dtype, to nearest; finite numbers stay finite."""
     # an overflow to infinity is reported below as an error, with the tensor's name
     with np.errstate(over="ignore"):
@@ -155,7 +157,7 @@ def _rounded(values: NDArray[Any], tensor: Tensor, location: str) -> NDArray[Any
     return rounded
 
 
-def _widened(weights: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
+def widened(weights: dict[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
     """Convert floating point to float32, with the same values, for measuring."""
     return {
         # numpy has no bfloat16 of its own, and torch.from_numpy refuses that of ml_dtypes

@@ -204,8 +204,9 @@ def open_trainer(
     engine: str | None = None,
     threads: int | None = None,
     deterministic: bool = True,
+    feed: Feed | None = None,
 ) -> Iterator[Trainer]:
-    """Open a trainer on a device, ``"cpu"`` or ``"cuda"``.
+    """Open a trainer on a device, ``"cpu"`` or ``"cuda"``. ``feed`` is the data there, by default made from ``source``.
 
     Raises ZooError: there is no such device, the engine cannot train the recipe, or the architecture does not fit the
     data.
@@ -219,7 +220,7 @@ def open_trainer(
     advance, one_at_a_time = engines.get(name), engines.is_one_at_a_time(name)
     if kind == "cuda":
         with _cuda_settings(recipe, deterministic):
-            data_source = sources.data_source(recipe, source, device)
+            data_source = feed or sources.data_source(recipe, source, device)
             _check_shapes(recipe, source)
             if not one_at_a_time:
                 yield Trainer(data_source, source, advance, None, 1)
@@ -228,7 +229,7 @@ def open_trainer(
             with ThreadPoolExecutor(count, initializer=_take_own_stream, initargs=(device,)) as workers:
                 yield Trainer(data_source, source, advance, workers, count, one_at_a_time)
         return
-    data_source = sources.data_source(recipe, source, device)
+    data_source = feed or sources.data_source(recipe, source, device)
     _check_shapes(recipe, source)
     count = threads or available_cores()
     before_threads = torch.get_num_threads()

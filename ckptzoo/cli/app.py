@@ -28,6 +28,7 @@ from ckptzoo.cli.hub import card, contribute, gather, materialize, pull, push, r
 from ckptzoo.cli.imports import import_, link
 from ckptzoo.cli.options import Settings, complain
 from ckptzoo.cli.parsing import check_values
+from ckptzoo.cli.rebuilding import rebuild
 from ckptzoo.cli.releases import cite, release
 from ckptzoo.cli.serve import serve
 from ckptzoo.cli.splits import splits
@@ -50,7 +51,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # in the order of ckptzoo --help
-for _command in (info, show, page, verify, export, compare, derive, align, predict, dedupe, mmd):
+for _command in (info, show, page, verify, rebuild, export, compare, derive, align, predict, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
 app.command()(catalogue)

@@ -18,10 +18,12 @@ from ckptzoo.cli.options import (
     bar,
     console,
     emit,
+    expand_dataclasses,
     folder,
     opened,
     print_result,
 )
+from ckptzoo.cli.rebuilding import RebuildOptions
 
 
 def info(zoo: ZooAddress, where: Where = None, as_json: AsJson = False) -> None:
@@ -34,15 +36,21 @@ def info(zoo: ZooAddress, where: Where = None, as_json: AsJson = False) -> None:
     print_result(take_stock(zoo, where), as_json)
 
 
+@expand_dataclasses
 def verify(
     zoo: ZooFolder,
     shallow: Annotated[bool, typer.Option("--shallow", help="Check documents, indices and rows alone.")] = False,
+    *,
+    rebuilding: RebuildOptions,
     as_json: AsJson = False,
 ) -> None:
     """Check every byte of a zoo, or of all zoos of a collection or a folder.
 
     The card, its pictures and the explorer page have no digest, so that changes there are not found. Prints every
     problem found, with what was expected, what is there and what to do, and exits with 1 if there is one.
+
+    With --rebuild N or --member NAME, members of a sound zoo are trained again from what their rows say, and every bit
+    is compared: the command exits with 1 if one differs or cannot be trained. Needs the extra build, and the data set.
     """
     import ckptzoo
     from ckptzoo.format.digests import reference_summary
@@ -52,16 +60,21 @@ def verify(
     from ckptzoo.recording.units import hint, waiting_units
     from ckptzoo.text import counted, printable
 
+    rebuilding.check()
     root = folder(zoo)
+    if rebuilding.wanted and holds_zoos(root):
+        raise typer.BadParameter(f"{zoo}: expected one zoo to rebuild members of, got a folder of several.")
     check = verify_collection if holds_zoos(root) else ckptzoo.verify
     with bar("verifying", nbytes=True) as progress:
         problems = check(root, deep=not shallow, progress=progress)
     waiting = waiting_units(root)
+    rebuilt = rebuilding.carry_out(zoo) if rebuilding.wanted and not problems else None
     if as_json:
         # the first of a problem's facts is named "where" in this output, though it is an attribute ``location``
         listed = [asdict(problem) for problem in problems]
         described = [{"where": item.pop("location"), **item} for item in listed]
-        emit({"zoo": zoo, "deep": not shallow, "problems": described, "waiting": waiting})
+        said = {} if rebuilt is None else {"rebuilt": rebuilt.to_json()}
+        emit({"zoo": zoo, "deep": not shallow, "problems": described, "waiting": waiting, **said})
     else:
         for problem in problems:
             print(printable(str(problem)))
@@ -76,7 +89,9 @@ def verify(
             print(f"{zoo}: {summary}.")
         if waiting:
             print(hint(zoo, waiting))
-    if problems:
+        if rebuilt is not None:
+            rebuilt.print(console())
+    if problems or (rebuilt is not None and rebuilt.reproduced < len(rebuilt.members)):
         raise typer.Exit(PROBLEMS)
 
 

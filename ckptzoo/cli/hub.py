@@ -544,6 +544,21 @@ def review(
             help="You have looked at checkpoints that compute nearly the same, and they are different networks.",
         ),
     ] = False,
+    rebuild: Annotated[
+        int | None,
+        typer.Option(
+            "--rebuild",
+            metavar="N",
+            min=1,
+            help="Train N of the contributed members again, drawn at random, and compare all bits.",
+        ),
+    ] = None,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--max-seconds", metavar="S", min=0.0, help="The most seconds of training for --rebuild.  [default: 600]"
+        ),
+    ] = None,
     module: Module = None,
     data: Data = None,
     inputs: OwnTestSet = None,
@@ -557,9 +572,12 @@ def review(
     from ckptzoo.hub.client.quiet import quietly
     from ckptzoo.hub.contributions.finish import finish as finish_merged
     from ckptzoo.hub.contributions.review import review as check_pull_request
+    from ckptzoo.loader.rebuilding import MAX_SECONDS
 
-    if finish and (merge or derive or post or accept_near_copies):
+    if finish and (merge or derive or post or accept_near_copies or rebuild is not None):
         raise typer.BadParameter("it stands alone: the pull request is merged already", param_hint="--finish")
+    if max_seconds is not None and rebuild is None:
+        raise typer.BadParameter("add --rebuild N: it bounds the training of that", param_hint="--max-seconds")
     if derive and not merge:
         raise typer.BadParameter("add --merge: nothing is derived before a merge", param_hint="--derive")
 
@@ -577,6 +595,8 @@ def review(
                 module=module,
                 data=data,
                 inputs=inputs,
+                rebuild=rebuild or 0,
+                rebuild_seconds=MAX_SECONDS if max_seconds is None else max_seconds,
                 progress=progress,
             )
     print_result(result, as_json)

@@ -75,6 +75,8 @@ def belongs_to_zoo(name: str) -> bool:
             return layout.SPLIT_FILE.fullmatch(last) is not None
         case [layout.RELEASES]:
             return bool(layout.release_names([last]))
+        case [layout.REPRODUCED]:
+            return layout.REPRODUCTION_FILE.fullmatch(last) is not None
         case [layout.PAGES]:
             return name == layout.EXPLORER
         case [layout.PICTURES, *_]:

@@ -31,6 +31,7 @@ from ckptzoo.format.predictions import input_problems
 from ckptzoo.format.reader import Contents, duplicate_problems, list_trees, read_documents, read_tree
 from ckptzoo.format.references import require_references
 from ckptzoo.format.releases import release_problems
+from ckptzoo.format.reproductions import reproduction_problems
 from ckptzoo.format.splits import split_problems
 from ckptzoo.format.tree import LazyTable, Tree, empty_tree, places_of, regrouped
 from ckptzoo.schema import layout
@@ -136,6 +137,7 @@ def _found(root: Path, deep: bool, progress: Progress | None, trees: dict[str, T
     yield from split_problems(files, identity, raw)
     tombstones = trees.get(f"{layout.DERIVED}/{layout.RETRACTED}", empty_tree(layout.RETRACTED))
     yield from release_problems(files, identity, raw, tombstones)
+    yield from reproduction_problems(files, identity, raw)
     contents = Contents(
         files,
         identity,
@@ -229,7 +231,7 @@ def _foreign(root: Path) -> Iterator[Problem]:
     """Files beside the zoo's own folders that are no part of it, and links out of the folder; not hidden ones."""
     for path in sorted(root.iterdir()):
         trees = (layout.PARTS, layout.DERIVED, layout.SNAPSHOTS, layout.PICTURES, layout.PAGES, layout.SPLITS)
-        trees = (*trees, layout.RELEASES)
+        trees = (*trees, layout.RELEASES, layout.REPRODUCED)
         known = path.name in trees if path.is_dir() else belongs_to_zoo(path.name)
         if not known and not path.name.startswith("."):
             advice = "Move it out of the zoo's folder, or let its name begin with a dot."
@@ -283,6 +285,10 @@ def _strays(root: Path) -> Iterator[Problem]:
     for path in sorted(releases.iterdir()) if releases.is_dir() else []:
         if not path.name.startswith(".") and not layout.release_names([path.name]):
             yield Problem(f"{root.name}/{layout.RELEASES}", "a release", "<name>.json", repr(path.name), step)
+    marks = root / layout.REPRODUCED
+    for path in sorted(marks.iterdir()) if marks.is_dir() else []:
+        if not path.name.startswith(".") and not layout.REPRODUCTION_FILE.fullmatch(path.name):
+            yield Problem(f"{root.name}/{layout.REPRODUCED}", "a mark", "<16 hex>.json", repr(path.name), step)
     snapshots = root / layout.SNAPSHOTS
     for path in sorted(snapshots.iterdir()) if snapshots.is_dir() else []:
         if not path.name.startswith(".") and not layout.SNAPSHOT_NAME.fullmatch(path.name):

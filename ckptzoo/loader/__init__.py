@@ -10,6 +10,8 @@ __all__ = [
     "Citation",
     "Collection",
     "Predictions",
+    "Rebuilt",
+    "RebuiltMember",
     "StackedTensor",
     "Stream",
     "Zoo",
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from ckptzoo.loader.collection import ZooEntry as ZooEntry
     from ckptzoo.loader.lazy_tensor import StackedTensor as StackedTensor
     from ckptzoo.loader.predictions import Predictions as Predictions
+    from ckptzoo.loader.rebuilding import Rebuilt as Rebuilt
+    from ckptzoo.loader.rebuilding import RebuiltMember as RebuiltMember
     from ckptzoo.loader.stream import Batch as Batch
     from ckptzoo.loader.stream import Stream as Stream
     from ckptzoo.loader.zoo import Zoo as Zoo
@@ -33,6 +37,8 @@ _MODULES = {
     "Citation": "citation",
     "Collection": "collection",
     "Predictions": "predictions",
+    "Rebuilt": "rebuilding",
+    "RebuiltMember": "rebuilding",
     "StackedTensor": "lazy_tensor",
     "Stream": "stream",
     "Zoo": "zoo",

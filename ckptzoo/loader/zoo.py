@@ -6,17 +6,18 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Annotated, Any, overload
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import Count, Seed, Within, checked
 from ckptzoo.errors import AbsentError, Problem, UnknownNameError, ZooError, require
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents, read_documents
 from ckptzoo.format.releases import read_release, read_releases
+from ckptzoo.format.reproductions import read_reproductions
 from ckptzoo.format.sources import Follow, Servers
 from ckptzoo.format.splits import COLUMNS, part_numbers, read_split, split_names
 from ckptzoo.lazy_names import lazy_module
@@ -25,6 +26,7 @@ from ckptzoo.loader.citation import Citation, card_if_any, cite, condition_code,
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.readers import cast_reader
+from ckptzoo.loader.rebuilding import MAX_BYTES, MAX_SECONDS, RebuildOptions, Rebuilt, checkpoint_at, rebuild
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.selection import Selection, left_out, standing
 from ckptzoo.loader.shard_index import ShardMaps
@@ -33,8 +35,9 @@ from ckptzoo.loader.variant import Variant
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.release import Release
+from ckptzoo.schema.reproduction import Reproduction
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.text import counted, shortened
+from ckptzoo.text import Progress, counted, shortened
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -371,6 +374,11 @@ class Zoo:
         ``metadata`` and ``variant_metadata`` have them where rows had none.
         """
         return self._contents.measured.metadata
+
+    @property
+    def reproduced(self) -> tuple[Reproduction, ...]:
+        """The marks of checkpoints that somebody trained again bit for bit: ids, by whom, when and on what."""
+        return read_reproductions(self._contents.files, self._contents.identity)
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -963,6 +971,120 @@ class Zoo:
             This zoo, or this selection of it, has no such checkpoint.
         """
         return self._selection.checkpoint(id, variant)
+
+    @checked
+    def at(
+        self,
+        member: str,
+        step: Annotated[int, Within(0)],
+        *,
+        check: bool = True,
+        recipe: str | Path | None = None,
+        data: str | Path | None = None,
+        max_seconds: Annotated[float, Within(0)] = MAX_SECONDS,
+        max_bytes: Annotated[int, Within(1)] = MAX_BYTES,
+    ) -> Checkpoint:
+        """One member at any step of its training: where that was not kept, it is trained again up to there.
+
+        Training begins at the nearest kept step before, where its weights are all that later steps depend on (without
+        momentum, weights as trained); else at the beginning.
+
+        Parameters
+        ----------
+        member
+            as in the column ``member``.
+        step
+            optimiser steps taken.
+        check
+            go on to the next kept step, whose bits must come out.
+        recipe
+            the file or the name of its recipe; by default it is made from the member's row, whose digest it must have.
+        data
+            the folder of data sets; by default that of ``CKPTZOO_DATA``.
+        max_seconds
+            the most seconds of training; nothing that would take longer is trained to its end.
+        max_bytes
+            the most memory that training may take.
+
+        Returns
+        -------
+        Checkpoint
+            With the weights; of its row what all checkpoints of the training share. Nobody measured its figures.
+
+        Raises
+        ------
+        UnknownNameError
+            This zoo, or this selection of it, has no such member.
+        IntegrityError
+            The next kept step has other bits, or the row contradicts itself or the data.
+        ZooError
+            The training has no such step, the row does not say how it was trained, or this machine cannot train it.
+        MissingExtraError
+            What trains it is not installed.
+
+        Examples
+        --------
+        >>> zoo = ckptzoo.open("zoos/toy")
+        >>> zoo.column("step").unique().to_pylist(), zoo.at("toy-0430338b-000000", step=7).row["step"]
+        ([400], 7)
+        """
+        options = RebuildOptions(recipe, data, max_seconds, max_bytes)
+        return checkpoint_at(self, member, step, check=check, options=options)
+
+    @checked
+    def rebuild(
+        self,
+        members: Count | Sequence[str] = 1,
+        *,
+        seed: Seed | None = None,
+        recipe: str | Path | None = None,
+        data: str | Path | None = None,
+        max_seconds: Annotated[float, Within(0)] = MAX_SECONDS,
+        max_bytes: Annotated[int, Within(1)] = MAX_BYTES,
+        threads: Count | None = None,
+        progress: Progress | None = None,
+    ) -> Rebuilt:
+        """Train members again from what their rows say, and compare all of their checkpoints bit for bit.
+
+        Weights must be equal to the bit, the columns of the training (recipe, step, epoch, data set, precision, ids of
+        rows without a contributor) and the recipe in ``extra`` equal, and the figures equal but for rounding: within
+        1e-5, accuracies also by one example in 30,000 or fewer, calibration errors by two. Who wrote a row, when, where
+        from and how long it took are not compared.
+
+        Parameters
+        ----------
+        members
+            how many are drawn, or the names of some.
+        seed
+            of the draw; by default one that nobody knew before, which the result tells.
+        recipe
+            the file or the name of their recipe; by default it is made from each row, whose digest it must have.
+        data
+            the folder of data sets; by default that of ``CKPTZOO_DATA``.
+        max_seconds
+            the most seconds of training; what would take longer is not trained to its end, and says so.
+        max_bytes
+            the most memory that training may take.
+        threads
+            processor cores; by default all. No bit depends on it.
+        progress
+            called with the optimiser steps of all members that were taken, and their number.
+
+        Raises
+        ------
+        UnknownNameError
+            This zoo, or this selection of it, has no such member.
+        MissingExtraError
+            What trains them is not installed.
+
+        Examples
+        --------
+        >>> found = ckptzoo.open("zoos/toy").rebuild(2, seed=0)
+        >>> found.reproduced, found.members[0].differences
+        (2, ())
+        """
+        options = RebuildOptions(recipe, data, max_seconds, max_bytes, threads)
+        return rebuild(self, members, seed, options, progress)
 
     @checked
     def ensemble(

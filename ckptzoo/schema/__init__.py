@@ -9,6 +9,7 @@ from ckptzoo.schema.catalogue import Paper, PublishedSet
 from ckptzoo.schema.folds import Fold, Part, Target
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
 from ckptzoo.schema.release import Release
+from ckptzoo.schema.reproduction import Reproduction
 from ckptzoo.schema.split import HashSplit, ListSplit
 from ckptzoo.schema.symmetry import Symmetry
 
@@ -27,6 +28,7 @@ __all__ = [
     "Picture",
     "PublishedSet",
     "Release",
+    "Reproduction",
     "Segment",
     "Sym",
     "Symmetry",

@@ -26,6 +26,7 @@ SNAPSHOTS = "snapshots"
 PICTURES = "pictures"
 SPLITS = "splits"
 RELEASES = "releases"
+REPRODUCED = "reproduced"
 PAGES = "pages"
 EXPLORER = f"{PAGES}/explorer.html"
 """The file of the page that shows a zoo."""
@@ -73,6 +74,7 @@ RELEASE_NAME = re.compile(
 )
 """A name that is a tag of git too (git-check-ref-format(1)), and neither a branch nor what reads like a commit."""
 RELEASE_FILE = re.compile(r"([a-z0-9.-]{1,64})\.json")
+REPRODUCTION_FILE = re.compile(r"[0-9a-f]{16}\.json")
 SET_NAME = re.compile(r"(?=.{3,51}\Z)([a-z0-9]+(?:-[a-z0-9]+)*)/([a-z0-9]+(?:-[a-z0-9]+)*)")
 """A set of inputs: a data set and which of its examples, as ``fashion-mnist/test``."""
 
@@ -97,6 +99,16 @@ def release_names(files: Iterable[str]) -> tuple[str, ...]:
     """The names of releases whose documents are among some files of the folder ``releases``, in order."""
     matches = (RELEASE_FILE.fullmatch(file) for file in files)
     return tuple(sorted(match[1] for match in matches if match and RELEASE_NAME.fullmatch(match[1])))
+
+
+def reproduction_file(digest: str) -> str:
+    """``reproduced/9f2c41aa01234567.json`` for a mark whose content has the digest ``sha256:9f2c41aa01234567...``."""
+    return f"{REPRODUCED}/{digest.removeprefix('sha256:')[:16]}.json"
+
+
+def reproduction_files(files: Iterable[str]) -> tuple[str, ...]:
+    """The paths of marks whose documents are among some files of the folder ``reproduced``, in order."""
+    return tuple(f"{REPRODUCED}/{file}" for file in sorted(files) if REPRODUCTION_FILE.fullmatch(file))
 
 
 def predictions_name(inputs: str) -> str:

@@ -120,7 +120,8 @@ def test_every_command_is_checked() -> None:
 # The whole walk: command lines that work, in which one word after another is exchanged for odd ones.
 
 LINES = {
-    "info": "few", "show": "few -o out", "page": "few -o p.html", "verify": "few", "compare": "few m00000 m00001",
+    "info": "few", "show": "few -o out", "page": "few -o p.html", "verify": "few",
+    "rebuild": "few m00000 --step 1 -o s.safetensors", "compare": "few m00000 m00001",
     "export": "few m00000 -o e.safetensors", "derive": "few", "align": "few --to best", "dedupe": "few",
     "predict": "few noise/test --inputs own.npz", "mmd": "few few -o out", "collection": ".", "search": "",
     "audit": "few", "catalogue": "", "import": "net.safetensors --to new --license MIT --arch optunet", "pull": "few -o out", "push": "few org/zoo",

@@ -114,6 +114,7 @@ def _sections(zoo: Zoo, card: Card, rows: pa.Table) -> list[tuple[str, str]]:
         ("How good they are", contents.accuracy(zoo)),
         ("How they were trained", trained),
         ("Independence", independence_section(zoo)),
+        ("Trained again", reproduced(zoo)),
         ("Draws", contents.draws(rows)),
         ("Notes", markdown(card.notes)),
         *((title, markdown(getattr(card, key))) for key, title in _RESPONSIBLE.items()),
@@ -198,6 +199,23 @@ def training(rows: pa.Table) -> str:
         )
         text += [" ".join(sentences)] if sentences else []
     return "\n\n".join(text)
+
+
+def reproduced(zoo: Zoo) -> str:
+    """Return who trained which checkpoints again, the newest first; nothing where nobody did."""
+    marks = zoo.reproduced
+    if not marks:
+        return ""
+    marked = {name for mark in marks for name in mark.ids}.intersection(zoo.ids)
+    text = f"{len(marked):,} of {counted(len(zoo), 'checkpoint')} were trained again from their rows, bit for bit."
+    newest = list(reversed(marks))[:MAX_CONTRIBUTORS]
+    lines = [
+        (code(mark.by), f"{mark.created:%Y-%m-%d}", f"{len(mark.ids):,}", code(", ".join(mark.on.values())))
+        for mark in newest
+    ]
+    shown = table(("by", "date", "checkpoints", "on"), lines, right=(2,))
+    more = [f"And {len(marks) - len(newest):,} more."] if len(marks) > len(newest) else []
+    return "\n\n".join([text, shown, *more])
 
 
 def _recipe_table(lines: Sequence[Sequence[str]]) -> str:

@@ -16,6 +16,7 @@ from ckptzoo.errors import ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.maintenance import add_measured
 from ckptzoo.format.reader import read_contents
+from ckptzoo.format.reproductions import add_reproduction
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.contributions.evaluation import COLUMNS, Figures, lacking_options
 from ckptzoo.hub.contributions.inputs import inputs_to_store
@@ -23,6 +24,7 @@ from ckptzoo.hub.contributions.run_checks import StageProgress
 from ckptzoo.hub.contributions.target_zoo import open_target
 from ckptzoo.hub.push import push
 from ckptzoo.loader.derived_command import derived_command
+from ckptzoo.loader.rebuilding import Rebuilt
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.symmetry import GAUGES
@@ -37,6 +39,7 @@ def complete(
     folder: Path,
     measured: Mapping[str, Figures],
     *,
+    rebuilt: Rebuilt | None = None,
     derives: bool,
     network: Any = None,
     data: str | Path | None = None,
@@ -48,7 +51,7 @@ def complete(
 
     ``repo`` is the zoo after the merge. ``folder`` is a zoo of its documents and the merged parts alone; derived
     parts are written into it. ``measured`` has figures by id, for rows without an accuracy
-    or with one that is stated. With ``derives`` the new
+    or with one that is stated; checkpoints that were ``rebuilt`` bit for bit are marked. With ``derives`` the new
     checkpoints get every variant and every set of predictions that the zoo has. ``network`` is a torch module, for
     one that is not in ``ckptzoo.archs``; ``data`` the folder of test sets; ``own`` are inputs as the networks take
     them, for predictions on the same ones. ``progress`` is called with the stage, how much of it is done, and how
@@ -60,7 +63,10 @@ def complete(
     known = set(zoo.column("id").filter(zoo.column("test_accuracy").is_valid()).to_pylist())
     known -= zoo.contents.stated("test_accuracy")
     lacking = {name: figures for name, figures in measured.items() if name not in known}
-    _add_figures(folder, lacking, client.whoami().name)
+    account = client.whoami().name
+    _add_figures(folder, lacking, account)
+    if rebuilt is not None:
+        add_reproduction(folder, rebuilt.ids, by=account, on=rebuilt.environment)
     notes: list[str] = []
     if derives:
         added = set(read_contents(Folder(folder)).ids.to_pylist())

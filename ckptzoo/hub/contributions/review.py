@@ -12,10 +12,11 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 from rich.console import Console
 
-from ckptzoo.arguments import checked
+from ckptzoo.arguments import Size, Within, checked
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.derive.labelled import read_labelled
 from ckptzoo.errors import HubError, Problem, ZooError
@@ -29,6 +30,7 @@ from ckptzoo.hub.contributions.evaluation import EvaluatorPool, Factory, own_net
 from ckptzoo.hub.contributions.independence import check_independence
 from ckptzoo.hub.contributions.near_copies import check_near_copies
 from ckptzoo.hub.contributions.open_requests import check_open_requests
+from ckptzoo.hub.contributions.rebuilding import ConfinedRebuild
 from ckptzoo.hub.contributions.report import (
     MAX_TEXT,
     Check,
@@ -48,6 +50,7 @@ from ckptzoo.hub.contributions.run_checks import (
     run_checks,
 )
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target, write_documents
+from ckptzoo.loader.rebuilding import MAX_SECONDS
 from ckptzoo.remote import open_remote
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
@@ -310,6 +313,8 @@ def review(
     module: str | Factory | None = None,
     data: str | Path | None = None,
     inputs: str | Path | None = None,
+    rebuild: Size = 0,
+    rebuild_seconds: Annotated[float, Within(0)] = MAX_SECONDS,
     max_bytes: int = MAX_BYTES,
     endpoint: str | None = None,
     token: str | None = None,
@@ -349,6 +354,11 @@ def review(
     inputs
         a ``.npz`` file of your own test set, as the networks take it: arrays ``inputs`` (N, ...) and ``targets`` (N,),
         labels from 0. All accuracies are measured on it; by default on the test set that rows name.
+    rebuild
+        how many members are trained again from what their rows say and compared bit for bit, drawn at random; in a
+        process of its own without network, tokens and other programs. Needs the extra ``build`` and the data set.
+    rebuild_seconds
+        the most seconds of training them; what would take longer is not done.
     max_bytes
         of the new parts; a larger contribution fails, and is not fetched.
     endpoint, token
@@ -390,7 +400,7 @@ def review(
     target = TargetZoo(open_target(client, repo, changes.main))
     sizes = changes.check_sizes(max_bytes)
     checks = [_check_conflicts(discussion), changes.check(), sizes, changes.check_order()]
-    report = CheckReport(())
+    report, rebuilt = CheckReport(()), None
     with tempfile.TemporaryDirectory(prefix="ckptzoo-review-") as temporary:
         folder, network = Path(temporary, "zoo"), own_network(target.zoo.arch, module)
         # sizes come first: untrusted parts may be of any size, and nothing is fetched of more than max_bytes
@@ -412,6 +422,10 @@ def review(
                 starts = check_independence(report.zoo, target, without=copied)
                 further = (near,) if starts is None else (near, starts)
                 report = replace(report, checks=(*report.checks, *further))
+            if report.zoo is not None and rebuild:
+                confined = ConfinedRebuild(rebuild, data, rebuild_seconds)
+                rebuilt_check, rebuilt = confined.carry_out(folder)
+                report = replace(report, checks=(*report.checks, rebuilt_check))
         result = _checked(result, changes, (*checks, *report.checks), report.entries)
         comment = result.comment()
         if post and comment not in {item.text.strip() for item in discussion.comments}:
@@ -428,6 +442,7 @@ def review(
                 number,
                 folder,
                 report.measured,
+                rebuilt=rebuilt,
                 derives=derive,
                 network=network,
                 data=data,

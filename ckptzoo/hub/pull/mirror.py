@@ -23,6 +23,7 @@ from ckptzoo.format.part import Part, decode_index, decode_rows, filled_rows, pa
 from ckptzoo.format.reader import list_trees, read_documents
 from ckptzoo.format.references import digest_of_file
 from ckptzoo.format.releases import read_releases
+from ckptzoo.format.reproductions import read_reproductions
 from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Tree
 from ckptzoo.hub.pull.destination import (
     BlockCache,
@@ -35,7 +36,7 @@ from ckptzoo.hub.pull.destination import (
 )
 from ckptzoo.hub.pull.page import read_card_files, read_existing, write_card_files, write_if_changed
 from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection, refuse_local_references
-from ckptzoo.hub.pull.splits import read_splits, write_releases, write_splits
+from ckptzoo.hub.pull.splits import read_splits, write_marks, write_releases, write_splits
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.remote import Remote
 from ckptzoo.remote.stores import decode
@@ -72,6 +73,7 @@ def mirror(
     wanted_trees = [layout.PARTS, *_ROWS_ALONE, *(f"{layout.DERIVED}/{name}" for name in derived)]
     documents, card_files = read_existing(files, layout.DOCUMENTS), read_card_files(files)
     splits, releases = read_splits(files, identity), read_releases(files, identity)
+    marks = read_reproductions(files, identity)
     listing = read_existing(files, (LISTING,)) if selection.is_everything else {}
     stored_selection = {**selection.to_json(), "zoo": digest_of(identity.to_json())}
     partial = not selection.is_everything
@@ -101,6 +103,7 @@ def mirror(
             if selection.is_everything:
                 _copy_snapshot(files, destination)
             write_releases(root, releases)  # behind the parts, of which the folder now has those that they name
+            write_marks(root, marks)
             write_card_files(files, card_files, root, selection, checkpoints=pulled.count(layout.PARTS))
             if selection.is_everything:
                 _copy_listing(listing.get(LISTING, b""), root)

@@ -1,4 +1,4 @@
-"""Splits and releases of a pulled zoo; splits of a part of one name the same members and ids."""
+"""Splits, releases and marks of a pulled zoo; splits of a part of one name the same members and ids."""
 
 import dataclasses
 import warnings
@@ -9,9 +9,11 @@ from ckptzoo.format.durable import write_file
 from ckptzoo.format.files import Files
 from ckptzoo.format.splits import read_split, split_names
 from ckptzoo.schema import release as release_format
+from ckptzoo.schema import reproduction as reproduction_format
 from ckptzoo.schema.documents import Identity, digest_of
 from ckptzoo.schema.layout import release_file, split_file
 from ckptzoo.schema.release import Release
+from ckptzoo.schema.reproduction import Reproduction
 from ckptzoo.schema.split import Split, encode
 
 
@@ -34,6 +36,12 @@ def write_releases(root: Path, releases: Sequence[Release]) -> None:
     """Write releases of a zoo of which all checkpoints were pulled; one that exists stays, with a warning."""
     for release in releases:
         _write(root / release_file(release.name), release_format.encode(release), f"release {release.name!r}")
+
+
+def write_marks(root: Path, marks: Sequence[Reproduction]) -> None:
+    """Write marks of a zoo of which all checkpoints were pulled; one that exists has the same bytes by its name."""
+    for mark in marks:
+        _write(root / mark.file, reproduction_format.encode(mark), f"mark {mark.file!r}")
 
 
 def _write(path: Path, data: bytes, name: str) -> None:

@@ -91,10 +91,16 @@ def read_local(root: Path, trees: Mapping[str, Tree]) -> LocalZoo:
             parts.append(LocalPart(part, part_files, root))
     pictures = check_pictures(files, card_in(files)) if (root / CARD_TOML).is_file() else ()
     releases = layout.release_names(files.listed(layout.RELEASES))
+    marks = layout.reproduction_files(files.listed(layout.REPRODUCED))
     documents, card_files = (
         {name: hashed(root / name) for name in names if (root / name).is_file()}
         for names in (
-            (*layout.DOCUMENTS, *map(layout.split_file, split_names(files)), *map(layout.release_file, releases)),
+            (
+                *layout.DOCUMENTS,
+                *map(layout.split_file, split_names(files)),
+                *map(layout.release_file, releases),
+                *marks,
+            ),
             (*CARDS, *pictures, *check_explorer(files)),
         )
     )

@@ -170,15 +170,16 @@ def _load(job: Job, data: bytes | memoryview, limits: Limits) -> Any:
     return {"array": root} if is_tensor(root) and not job.strict else root
 
 
-def set_limits(memory_bytes: int) -> int:
-    """Bound this process's memory above what it uses now; it writes no files, and ends with its parent.
+def set_limits(memory_bytes: int, *, file_bytes: int = _MESSAGE_BYTES) -> int:
+    """Bound this process's memory above what it uses now, and the size of a file that it writes; it ends with its
+    parent.
 
     The result is the bound on its address space in bytes, which ``bound_memory`` lowers for each request.
     """
     most = _used_bytes() + memory_bytes
     for kind, bound in (
         (resource.RLIMIT_AS, most),
-        (resource.RLIMIT_FSIZE, _MESSAGE_BYTES),
+        (resource.RLIMIT_FSIZE, file_bytes),
         # a crash leaves no file with the bytes of others
         (resource.RLIMIT_CORE, 0),
     ):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from html.parser import HTMLParser
+from importlib import util
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -198,3 +199,29 @@ def test_pages_of_the_api_name_on_a_git_host_what_the_site_describes():
             heading = re.search(r"heading: ckptzoo\.(\S+)", options)
             shown_as = (heading[1] if heading else name).removeprefix(f"{path.stem}.")
             assert f"`{shown_as}`" in text, f"{path.name}: {shown_as}"
+
+
+def test_make_links_asks_for_links_preprints_and_what_commands_import():
+    spec = util.spec_from_file_location("links", ROOT / "docs/links.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(module := util.module_from_spec(spec))
+    page = """[a](https://a.org/x) <https://b.org> arXiv 2310.08287 [c](index.md) `https://no.org`
+
+[d]: https://d.org/y
+
+ckptzoo import hf://datasets/lab/zoos/nets/a.zip --to zoos/a
+ckptzoo import hf://lab/net@step10 --to zoos/b
+ckptzoo link hf://lab/net@v1.0/folder --to zoos/c
+ckptzoo import https://e.org/f.zip --to zoos/d
+ckptzoo import hf://org/model@step1000 --to zoos/e
+"""
+    assert set(module.addresses(page)) == {
+        "https://a.org/x",
+        "https://b.org",
+        "https://d.org/y",
+        "https://e.org/f.zip",
+        "https://arxiv.org/abs/2310.08287",
+        "https://huggingface.co/datasets/lab/zoos/resolve/main/nets/a.zip",
+        "https://huggingface.co/lab/net/tree/step10",
+        "https://huggingface.co/lab/net/tree/v1.0/folder",
+    }

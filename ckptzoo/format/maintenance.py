@@ -135,7 +135,9 @@ def compact(path: str | Path) -> Path | None:
     trees = read_trees(files)
     if not trees:
         return None
-    if problems := duplicate_problems(files, trees.get(layout.PARTS, empty_tree())):
+    raw = trees.get(layout.PARTS, empty_tree())
+    raw.rows.keep()
+    if problems := duplicate_problems(files, raw):
         raise IntegrityError(problems)
     target, replaced = _write_snapshot(root, trees)
     listing = describe(root, _shards(trees.values()), without=replaced)
@@ -153,7 +155,9 @@ def add_snapshot(root: Path) -> None:
     files = Folder(root)
     known = snapshot.newest(files, list_trees(files))
     trees = read_trees(files, known)
-    if not trees or not ids_differ(trees.get(layout.PARTS, empty_tree())):
+    raw = trees.get(layout.PARTS, empty_tree())
+    raw.rows.keep()
+    if not trees or not ids_differ(raw):
         return
     _, replaced = _write_snapshot(root, trees)
     listing = root / LISTING

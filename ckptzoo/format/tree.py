@@ -150,14 +150,19 @@ class LazyTable:
                 yield start, self._table(names, [columns[name].slice(start, stop) for name in names])
             return
         schema = pa.schema([self.schema.field(name) for name in names])
-        for _, read in self._pieces:
-            for piece in read(names):
+        for count, read in self._pieces:
+            for piece in self._counted(read(names), count):
                 self._measure(piece)
                 step = min(RUN_ROWS, self._rows_in(names, limits.MAX_TABLE))
                 for first in range(0, len(piece), step):
                     run = piece.slice(first, step)
                     yield start, run.cast(schema)
                     start += len(run)
+
+    def keep(self) -> None:
+        """Read every column of a small table, which is then kept: for who goes through one column after the other."""
+        if self._count * len(self.schema) <= _KEPT_VALUES:
+            self._packed(self.schema.names)
 
     def row(self, position: int) -> dict[str, Any]:
         """One row, with every column."""
@@ -209,13 +214,23 @@ class LazyTable:
     def _read(self, names: Sequence[str], pieces: Sequence[tuple[int, Read]]) -> dict[str, PackedColumn]:
         """Columns of some pieces, packed as they come."""
         packers = {name: Packer(self.schema.field(name).type) for name in names}
-        for _, read in pieces:
-            for piece in _joined(read(names)):
+        for count, read in pieces:
+            for piece in _joined(self._counted(read(names), count)):
                 self._measure(piece)
                 for name, column in zip(names, piece.columns, strict=True):
                     packers[name].add(column.chunks)
                 self._require_room(sum(packer.nbytes for packer in packers.values()))
         return {name: packer.packed() for name, packer in packers.items()}
+
+    def _counted(self, read: Iterable[pa.Table], count: int) -> Iterator[pa.Table]:
+        """Yield the tables of a piece, which have as many rows as it is said to have: a footer may state others."""
+        rows = 0
+        for piece in read:
+            rows += len(piece)
+            yield piece
+        if rows != count:
+            step = "Restore the file, or remove it where it is a snapshot."
+            raise IntegrityError(Problem(self._location or "table", "rows", str(count), str(rows), step))
 
     def _measure(self, piece: pa.Table) -> None:
         """Note the longest text of each column so far."""

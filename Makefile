@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # The environment of quickstart, a fraction of the other's size.
 SMALL ?= .venv-quickstart
 
-.PHONY: quickstart posterior-mnist dist-check test test-fast test-all docs tutorials links lint format explorer explorer-check bench bench-list gpu clean
+.PHONY: quickstart posterior-mnist report dist-check test test-fast test-all docs tutorials links lint format explorer explorer-check bench bench-list gpu clean
 .DEFAULT_GOAL := quickstart
 
 $(READY): pyproject.toml constraints.txt
@@ -32,6 +32,9 @@ dist-check: $(READY)  ## build the wheel and the sdist, and try both in empty en
 
 posterior-mnist: $(READY)  ## draws of six approximate posteriors of OptuNet on MNIST, and the paper's tables beside ours
 	@$(PY) -m builders posteriors mnist-optunet --members cards/mnist-optunet --to zoos/mnist-optunet-posteriors
+
+report: $(READY)  ## one HTML page, in report/: what is reproduced of three papers; DATA=folder, ONLY="figure-4 table-1"
+	@$(PY) -m builders report $(if $(DATA),--data $(DATA)) $(addprefix --only ,$(ONLY))
 
 # Workers take tests from one another when they run out, so that one long file does not keep a core to itself.
 # Half as many workers again as cores: tests wait for servers, disks and processes a fifth of the time.
@@ -98,4 +101,4 @@ gpu:  ## on a machine with a GPU, with the Python it has: measure, test and trai
 		$(if $(STAGES),--stages $(STAGES)) $(if $(WORK),--work $(WORK)) $(if $(FROM),--from $(FROM)) $(GPU_OPTIONS)
 
 clean:
-	@rm -rf $(VENV) $(SMALL) zoos bench-results site dist
+	@rm -rf $(VENV) $(SMALL) zoos report bench-results site dist

@@ -43,6 +43,7 @@ class Program:
 PROGRAMS: dict[str, Program] = {
     "layers": Program(6),
     "remote": Program(6),
+    "references": Program(3),
     "references_remote": Program(2),
     "train": Program(3),
     "resnet": Program(1),

@@ -22,8 +22,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.layers_report import machine
+from benchmarks.figures import Figure, figure, machine, write
 
+ROOT = Path(__file__).resolve().parent.parent
 TENSOR = "layer0.weight"
 SHAPE, LAYERS = (128, 128), 12
 """Tensors of 64 kB, 0.8 MB a file."""
@@ -114,6 +115,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--files", type=int, default=1000)
     parser.add_argument("--opened", type=int, default=100_000, help="references of the zoo that is opened; 0 for none")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, default=ROOT / "bench-results" / "references.json")
     parser.add_argument("--folder", type=Path, default=None, help="where files are written, such as a folder on a disk")
     options = parser.parse_args(words)
     import ckptzoo
@@ -124,8 +126,11 @@ def main(words: list[str] | None = None) -> None:
     for name in ("what", "ms", "us a file"):
         table.add_column(name, justify="left" if name == "what" else "right")
 
+    figures = list[Figure]()
+
     def row(what: str, milliseconds: float, count: int) -> None:
         table.add_row(what, f"{milliseconds:,.1f}", f"{milliseconds / count * 1e3:,.1f}")
+        figures.append(figure("references", what, "processor time", [milliseconds / 1e3], "s"))
 
     try:
         make_files(folder, options.files, torch_too=True)
@@ -157,9 +162,12 @@ def main(words: list[str] | None = None) -> None:
             for what, seconds in (("opened", opened), ("references read", ready), ("a tensor read", first)):
                 row(f"{count:,.0f} references: {what}", seconds * 1e3, int(count))
             table.add_row("memory of that process, MB", f"{memory / 1e3:,.0f}", "")
+            figures.append(figure("references", "memory of that process", "memory", [memory * 1024], "bytes"))
         console = Console(width=120)
         console.print(machine(folder))
         console.print(table)
+        settings = {name: getattr(options, name) for name in ("files", "opened", "repeats")}
+        write(options.json, figures, {"settings": settings})
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

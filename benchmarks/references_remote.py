@@ -1,14 +1,14 @@
-"""Files on a web server that a zoo refers to: their headers, and one layer of all, beside a plain transfer.
+"""Files on a web server that a zoo refers to: linking them, and one layer of all, beside a plain transfer.
 
 Safetensors files of 0.8 MB (12 tensors of 64 kB) lie behind nginx, and a relay with a delay and a bandwidth stands
-before it. Measured are the headers of all files, one tensor of each, and a transfer of as many bytes as that in one
-request; time, processor time of this process, requests and bytes. The bound of the layer is 1.3 times the transfer and
-a round trip for each 32 files. The cache is empty each time. TLS, slow start and losses are not played.
+before it. Measured are ``link_zoo`` of the folder, one tensor of each checkpoint of that zoo, and a transfer of as many
+bytes as that in one request; time, processor time of this process, requests and bytes. The bound of the layer is 1.3
+times the transfer and a round trip for each 32 files. The cache is empty each time a zoo is linked, and as linking left
+it each time one is read. TLS, slow start and losses are not played.
 """
 
 import argparse
 import http.client
-import json
 import os
 import shutil
 import socket
@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -26,12 +25,10 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.numpy import save_file
 
+import ckptzoo
 from benchmarks.figures import Figure, figure, turns, write
 from benchmarks.remote_relay import Link, Relay
-from ckptzoo.errors import ZooError
-from ckptzoo.remote.headers import safetensors_header
-from ckptzoo.remote.referenced import WORKERS, RemoteReferences
-from ckptzoo.schema.layout import Span
+from ckptzoo.remote.referenced import WORKERS
 
 ROOT = Path(__file__).resolve().parent.parent
 TENSOR = (128, 128)
@@ -64,7 +61,7 @@ def nginx(folder: Path, root: Path) -> Iterator[int]:
     (folder / "nginx.conf").write_text(
         f"{'user root;' if os.geteuid() == 0 else ''} daemon off; pid {folder}/pid; error_log {folder}/errors;\n"
         f"events {{}} http {{ access_log off; sendfile on; tcp_nodelay on; keepalive_requests 100000; {temporary}\n"
-        f"server {{ listen 127.0.0.1:{port}; root {root}; }} }}\n"
+        f"server {{ listen 127.0.0.1:{port}; root {root}; autoindex on; }} }}\n"
     )
     process = subprocess.Popen([program, "-c", str(folder / "nginx.conf")])
     try:
@@ -84,7 +81,7 @@ def main() -> None:
     scratch = chosen.folder or ROOT / "zoos"
     scratch.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="bench-", dir=scratch))
-    os.environ["CKPTZOO_CACHE"] = str(folder / "cache")
+    os.environ |= {"CKPTZOO_CACHE": str(folder / "cache"), "XDG_DATA_HOME": str(folder / "data")}
     try:
         root = folder / "www"
         root.mkdir()
@@ -102,28 +99,14 @@ def main() -> None:
 
 def measured(url: str, relay: Relay, chosen: argparse.Namespace, cache: Path) -> dict[str, list[dict[str, float]]]:
     """Every repeat of each of the three, in turns."""
-    addresses = [f"{url}/{at}.safetensors" for at in range(chosen.files)]
-    headers: list[tuple[Any, bytes]] = []
+    zoo, after = cache.with_name("zoo"), cache.with_name("after-link")
 
-    def index() -> int:
-        headers.clear()
-        with RemoteReferences("bench", servers=[url]) as files:
-            for found in files.each(addresses, safetensors_header):
-                if isinstance(found, ZooError):
-                    raise found
-                headers.append(found)
-        return len(headers)
+    def link() -> int:
+        shutil.rmtree(zoo, ignore_errors=True)
+        return ckptzoo.link_zoo(f"{url}/", zoo, license="MIT", include=["*.safetensors"]).added
 
     def layer() -> int:
-        first, stop = json.loads(headers[0][1])[LAYER]["data_offsets"]
-        start = 8 + len(headers[0][1])
-        out = np.empty((len(headers), *TENSOR), np.float32)
-        with RemoteReferences("bench", servers=[url]) as files:
-            files.add(file for file, _ in headers)
-            spans = [Span(file.address, start + first, start + stop, b"") for file, _ in headers]
-            for place, block in files.as_ready(spans):
-                out[place] = np.frombuffer(block, np.float32).reshape(TENSOR)
-        return out.nbytes
+        return ckptzoo.open(zoo)[LAYER][:].nbytes
 
     def transfer() -> int:
         connection = http.client.HTTPConnection(url.removeprefix("http://"))
@@ -132,11 +115,14 @@ def measured(url: str, relay: Relay, chosen: argparse.Namespace, cache: Path) ->
         connection.close()
         return len(data)
 
-    ways: dict[str, Callable[[], int]] = {"headers": index, "one layer": layer, "plain transfer": transfer}
+    ways: dict[str, Callable[[], int]] = {"link": link, "one layer": layer, "plain transfer": transfer}
     results: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
-    index()  # what a layer is read by
+    link()  # what a layer is read of
+    cache.rename(after)
     for way in turns(ways, chosen.repeats):
         shutil.rmtree(cache, ignore_errors=True)
+        if way == "one layer":
+            shutil.copytree(after, cache)
         relay.counted()
         began, spent = time.perf_counter(), time.process_time()
         nbytes = ways[way]()
@@ -144,7 +130,7 @@ def measured(url: str, relay: Relay, chosen: argparse.Namespace, cache: Path) ->
         counted = relay.counted()
         results[way].append(
             {"seconds": seconds, "cpu": spent, "requests": counted.requests, "received": counted.received}
-            | {"connections": counted.connections, "wanted": nbytes}
+            | {"connections": counted.connections, "wanted": float(nbytes)}
         )
     return results
 

@@ -53,6 +53,8 @@ _PUBLIC = {
     "Card": "ckptzoo.schema.card",
     "ZooError": "ckptzoo.errors",
 }
+_NAMED_BELOW = {"RemoteReferences": "ckptzoo.remote.referenced"}
+"""Names for packages that may not import these modules, which are above them."""
 _PACKAGES = (
     "archs",
     "derive",
@@ -107,8 +109,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        value = getattr(import_module(_PUBLIC[name]), name)
+    if (module := _PUBLIC.get(name) or _NAMED_BELOW.get(name)) is not None:
+        value = getattr(import_module(module), name)
     elif name in _PACKAGES:
         value = import_module(f"ckptzoo.{name}")
     else:

@@ -20,15 +20,20 @@ class PrintedResult(ABC):
         """Print it on a rich console, by default the standard output."""
 
     def _repr_html_(self) -> str:
-        printed = _Kept()
-        console = Console(file=StringIO(), force_jupyter=False)
-        console.push_render_hook(printed)
-        self.print(console)
-        return html.fragment(*printed.blocks)
+        return html.fragment(*printed_blocks(self))
+
+
+def printed_blocks(result: PrintedResult) -> list[str | html.Grid]:
+    """Return the words of a result: lines that follow one another, as one text, and tables."""
+    printed = _Kept()
+    console = Console(file=StringIO(), force_jupyter=False)
+    console.push_render_hook(printed)
+    result.print(console)
+    return printed.blocks
 
 
 class _Kept(RenderHook):
-    """A console file that keeps what is printed for ``html.fragment`` and writes nothing.
+    """A console file that keeps what is printed for ``printed_blocks`` and writes nothing.
 
     ``blocks`` are lines that follow one another, as one text, and tables.
     """

@@ -9,7 +9,7 @@ import typer
 
 from builders.cli.build import build, cost, estimate, merge, plan, planted, status, submit, work
 from builders.cli.draws import posterior, posteriors
-from builders.cli.recipes import inputs, predict, quickstart, recipes, round_weights, search
+from builders.cli.recipes import inputs, predict, quickstart, recipes, report, round_weights, search
 from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of, described, named, sentence, stopping_imports
 from ckptzoo.cli.options import Settings
 from ckptzoo.cli.parsing import check_values
@@ -31,7 +31,7 @@ app = typer.Typer(
 for _command in (build, plan, work, submit, merge, status, planted, posterior, posteriors, estimate, cost, predict):
     app.command()(_command)
 app.command("round")(round_weights)
-for _command in (search, recipes, inputs, quickstart):
+for _command in (search, recipes, inputs, quickstart, report):
     app.command()(_command)
 check_values(app)
 

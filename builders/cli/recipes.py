@@ -153,3 +153,30 @@ def quickstart(
     from builders import quickstart as tour
 
     tour.run(members=members, to=to)
+
+
+def report(
+    zoos: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--zoos",
+            metavar="FOLDER",
+            help="A folder of zoos; repeatable, the first that has a zoo counts.  [default: cards, and zoos]",
+        ),
+    ] = None,
+    data: DataFolder = None,
+    to: Annotated[Path, typer.Option(metavar="FOLDER", help="For the page, and for what is kept.")] = Path("report"),
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", metavar="NAME", help="Only this: figure-4, table-1, 2310.10171; repeatable."),
+    ] = None,
+) -> None:
+    """Make one HTML page of what is reproduced of the three papers: their tables and figures beside ours.
+
+    Stopped or killed at any moment, the same command carries on; what was made of the same zoos and images is kept.
+    What cannot be made, because a zoo or a data set is missing, stands there with the reason.
+    """
+    from builders.report.making import report as make
+
+    folders = zoos or [folder for folder in (Path("cards"), Path("zoos")) if folder.is_dir()]
+    print(make(folders, to, data=data, only=only or (), console=console_of()))

@@ -326,6 +326,15 @@ def materialize(
         ),
     ] = None,
     where: Where = None,
+    follow: Annotated[
+        str | None,
+        typer.Option(
+            "--follow",
+            metavar="PLACE",
+            help="Of a zoo that was not linked here: the folder of its files; public for public servers by https and "
+            "the hub with your token; or a server, http://host.  [default: as ckptzoo link was told]",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Copy the weights that a zoo refers to, or some of them, into a zoo that holds them.
@@ -338,7 +347,14 @@ def materialize(
 
     try:
         with bar("copying", nbytes=True) as progress:
-            done = ckptzoo.materialize(folder(zoo), to, layers=_split(layers), where=where, progress=progress)
+            done = ckptzoo.materialize(
+                folder(zoo),
+                to,
+                layers=_split(layers),
+                where=where,
+                follow=True if follow == "public" else follow,
+                progress=progress,
+            )
     except KeyboardInterrupt:
         raise InterruptedCommand("parts that were written are kept; carry on with the same command.") from None
     if as_json:

@@ -139,20 +139,30 @@ def link(sources: list[str], **options: Any) -> None:
     """Make a zoo of checkpoints whose weights stay in their files, which it refers to.
 
     Takes safetensors files, files of torch.save, arrays of numpy, GGUF files and members of tar archives of this
-    machine, and gives checkpoints the ids and facts that import gives them. Reads headers and no weights. The zoo is
-    read as any other; a file that changes later is an error that names it. What the zoo has already is left out, so
-    that the same command goes on where it was interrupted, and adds what is new. ckptzoo materialize copies the
-    weights, or some of them.
+    machine, and safetensors files and files of torch.save of hubs, at the commit of a revision, and of web servers.
+    Gives checkpoints the ids and facts that import gives them. Reads headers and no weights. The zoo is read as any
+    other; a file that changes later is an error that names it. What the zoo has already is left out, so that the same
+    command goes on where it was interrupted, and adds what is new. ckptzoo materialize copies the weights, or some of
+    them.
     """
     from ckptzoo.hub.imports import link_zoo
 
+    afar = [source for source in sources if "://" in source or source.lower().endswith(".txt")]
     for source in sources:
-        _bring(link_zoo, source, **options)
+        if source not in afar:
+            _bring(link_zoo, source, **options)
+    if afar:
+        _bring(link_zoo, afar if len(afar) > 1 else afar[0], **options)
 
 
 _Source = Annotated[
     list[str],
-    typer.Argument(metavar="SOURCE", help="Folders or files of this machine.", show_default=False),
+    typer.Argument(
+        metavar="SOURCE",
+        help="Folders or files of this machine; hf://org/model@revision, 'hf://org/model@step*'; https:// of a file or "
+        "of a page that lists files; a list of them (.txt).",
+        show_default=False,
+    ),
 ]
 # typer reads options from the signature, and link has those of import
 _parameters = list(inspect.signature(import_).parameters.values())[1:]

@@ -70,8 +70,8 @@ def run(
 ) -> None:
     """Host zoos: the hub's protocol from a folder.
 
-    Clients use it with HF_ENDPOINT=http://127.0.0.1:8000 and HF_HUB_DISABLE_XET=1. The protocol is plain HTTP: beyond
-    one machine, put a proxy with TLS in front of it.
+    Clients use it with HF_ENDPOINT=http://127.0.0.1:8000, and to upload large files HF_HUB_DISABLE_XET=1; ckptzoo needs
+    neither that nor hf_xet. The protocol is plain HTTP: beyond one machine, put a proxy with TLS in front of it.
     """
     # Typer calls this also before ckptzoo serve token
     if context.invoked_subcommand is not None:

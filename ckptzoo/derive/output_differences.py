@@ -75,8 +75,10 @@ class EquivalenceChecker:
                 differences[rows] = _relative(*(self._outputs(weights, rows, batches) for weights in (first, second)))
         return differences
 
-    def check_table(self, symmetry: Symmetry, weights: Weights, inputs: NDArray[Any]) -> None:
+    def check_table(self, symmetry: Symmetry, weights: Weights, inputs: NDArray[Any]) -> bool:
         """Refuse a table whose random group elements change these checkpoints' outputs (float64, 1e-9).
+
+        Returns whether any of these outputs are finite, so that the table was tried.
 
         Channels in front of a normalisation are only scaled up: a running variance does not allow every scale below 1.
         Raises ``SymmetryError`` if the table is not a symmetry of the network.
@@ -105,6 +107,7 @@ class EquivalenceChecker:
             expected = f"outputs of {self._arch.name} that agree to {TABLE_TOLERANCE:g}"
             got, step = f"a relative difference of {largest:.3g}", "Correct the symmetry table."
             raise SymmetryError(Problem("symmetry.json", "random group elements", expected, got, step))
+        return not bool(np.isnan(differences).all())
 
     def _outputs(self, weights: Weights, rows: slice, batches: tuple[torch.Tensor, ...]) -> NDArray[np.float64]:
         """Outputs (K, B, features) of some checkpoints, in the precision of the inputs."""

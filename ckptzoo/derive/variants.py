@@ -241,7 +241,8 @@ class VariantJob:
     def prepare(self) -> None:
         """Load torch where equivalence checks are wanted, and test the symmetry table against the forward function.
 
-        The table is tried on four finite checkpoints, or on one of a large network.
+        The table is tried on the first finite ones of four checkpoints, or on one of a large network; on the next ones
+        where none of them has finite outputs.
         """
         if not self._inputs:
             return
@@ -249,11 +250,16 @@ class VariantJob:
         small = self._arch.nbytes <= SMALL_BYTES
         # of weights in files of others it is not known before they are read
         may_be = self._zoo.column("finite").fill_null(self._contents.identity.references).to_numpy()
-        rows = np.flatnonzero(may_be)[: 4 if small else 1]
-        weights = {name: self._zoo[name][rows] for name in self._arch.names}
-        if len(rows) and all(bool(np.isfinite(array).all()) for array in weights.values()):
-            inputs = next(iter(self._inputs.values()))
-            self._checker.check_table(self._symmetry, weights, inputs if small else inputs[:2])
+        candidates, inputs, at_once = np.flatnonzero(may_be), next(iter(self._inputs.values())), 4 if small else 1
+        for start in range(0, len(candidates), at_once):
+            rows = candidates[start : start + at_once]
+            weights = {name: self._zoo[name][rows] for name in self._arch.names}
+            finite = np.logical_and.reduce(
+                [np.isfinite(array).all(axis=tuple(range(1, array.ndim))) for array in weights.values()]
+            )
+            own = {name: array[finite] for name, array in weights.items()}
+            if finite.any() and self._checker.check_table(self._symmetry, own, inputs if small else inputs[:2]):
+                return
 
     @property
     def threads(self) -> int:

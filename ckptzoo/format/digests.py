@@ -5,7 +5,7 @@ rows of ``derived/digests``. Everything that stores something derived of the wei
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +23,8 @@ from ckptzoo.schema import layout
 from ckptzoo.text import size
 
 _STEP = "Restore the bytes that were there, or link what is there now into a new zoo."
+_WAITING = 32
+"""Threads that read files on other machines."""
 _AT_ONCE = 256
 """Checkpoints that wait for threads."""
 
@@ -60,8 +62,11 @@ def reference_summary(contents: Contents) -> ReferenceSummary | None:
     references = contents.references
     blocks = np.array([len(item.blocks(contents.architecture)) for item in references.layouts], np.int64)
     of_rows = np.bincount(references.rows, blocks[references.layout_of], len(contents.raw.rows)).astype(np.int64)
-    files = len(set(zip(references.source_of.tolist(), references.paths, strict=True)))
-    known = _recorded(contents)
+    places: Iterable[Any] = zip(references.source_of.tolist(), references.paths, strict=True)
+    if references.is_remote.any():
+        places = zip(places, (file.address for file in references.remote_files), strict=True)
+    files = len(set(places))
+    known = contents.block_digests
     checked = 0
     for start, run in contents.raw.rows.runs(["id"]):
         own = of_rows[start : start + len(run)].tolist()
@@ -72,18 +77,24 @@ def reference_summary(contents: Contents) -> ReferenceSummary | None:
 
 
 def check_part(
-    contents: Contents, number: int, rows: NDArray[np.int64] | None = None, tensors: Collection[str] = ()
+    contents: Contents,
+    number: int,
+    rows: NDArray[np.int64] | None = None,
+    tensors: Collection[str] = (),
+    *,
+    was_read: Callable[[], None] | None = None,
 ) -> CheckedPart:
     """Read all weights of a raw part, compare those with a digest, and record the digests of the others.
 
     ``number`` is the part's among the raw ones. A folder that cannot be written gets no digests. With ``rows`` only
-    blocks of these rows of the part are read, that hold one of ``tensors`` and have a digest.
+    blocks of these rows of the part are read, that hold one of ``tensors`` and have a digest. ``was_read`` is called
+    after each checkpoint.
     """
     part = contents.raw.parts[number]
     start = sum(before.rows for before in contents.raw.parts[:number])
     places = np.arange(part.rows) if rows is None else rows
     ids = contents.raw.rows.take(["id"], start + places)["id"].to_pylist()
-    known, problems, new = _recorded(contents), list[Problem](), list[dict[str, Any]]()
+    known, problems, new = contents.block_digests, list[Problem](), list[dict[str, Any]]()
     finite = np.zeros(len(places), np.bool_)
     if rows is not None:
         with_digest = [at for at, name in enumerate(ids) if name in known]
@@ -99,7 +110,9 @@ def check_part(
             finite[at] = all(item.finite for item in found)
             problems += _differences(contents, ids[at], before, found)
         del problems[MAX_PROBLEMS:]
-    if new:
+        if was_read is not None:
+            was_read()
+    if new and contents.files.here is not None:
         with suppress(OSError):
             add_rows(contents.root, layout.DIGESTS, new, {})
     return CheckedPart(problems, finite)
@@ -122,16 +135,6 @@ def _differences(contents: Contents, name: str, before: str, found: Sequence[_Bl
             what = f"sha256 of block {block.number} of the weights of {name!r}"
             yield Problem(contents.referenced_files.location(block.piece), what, known, digest, _STEP)
             return
-
-
-def _recorded(contents: Contents) -> dict[str, str]:
-    """The digests of checkpoints by their ids, the first that were recorded of each."""
-    known = dict[str, str]()
-    if layout.DIGESTS in contents.derived_parts:
-        for _, run in contents.derived(layout.DIGESTS).rows.runs(["id", "blocks"]):
-            for name, digests in zip(run["id"].to_pylist(), run["blocks"].to_pylist(), strict=True):
-                known.setdefault(name, digests or "")
-    return known
 
 
 def _read(
@@ -160,7 +163,7 @@ def _read(
             return found, error
         return found, None
 
-    # hashlib and preadv let go of the interpreter while they work
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    # hashlib and preadv let go of the interpreter while they work; other machines are waited for
+    with ThreadPoolExecutor(_WAITING if references.is_remote.any() else os.cpu_count()) as pool:
         for begin in range(0, len(rows), _AT_ONCE):
             yield from pool.map(read, range(begin, min(begin + _AT_ONCE, len(rows))))

@@ -4,7 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.format import limits, table
@@ -56,11 +56,17 @@ class Files(Protocol):
 class Folder:
     """A zoo's folder on this machine.
 
-    ``follow`` says where the files are that its parts refer to; None where that was recorded when they were linked.
+    ``follow`` says where the files are that its parts refer to, or from which servers they are read; None where that
+    was recorded when they were linked. ``hub`` is the address of the hub from which they are read, and the token, which
+    stays in this process.
     """
 
     def __init__(self, root: str | os.PathLike[str], follow: "Follow | None" = None) -> None:
         self.here, self.follow = Path(root).absolute(), follow
+        self.hub: tuple[str | None, str | None] = None, None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "hub": (self.hub[0], None)}
 
     @property
     def name(self) -> str:

@@ -22,7 +22,7 @@ from ckptzoo.format.part import Part, decode_index, kind_of, read_columns, requi
 from ckptzoo.format.referenced_files import ReferencedFiles
 from ckptzoo.format.references import References, require_references
 from ckptzoo.format.snapshot import Snapshot
-from ckptzoo.format.sources import followed
+from ckptzoo.format.sources import followed, followed_servers
 from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Read, Tree, empty_tree, places_of, selected
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema import layout
@@ -150,8 +150,20 @@ class Contents:
     @cached_property
     def referenced_files(self) -> ReferencedFiles:
         """The reader of those files, as far as they may be followed on this machine."""
-        folders = followed(self.files.here, getattr(self.files, "follow", None), self.references.sources)
-        return ReferencedFiles(self.references, folders, str(self.files.here or self.files.name))
+        follow, names = getattr(self.files, "follow", None), self.references.sources
+        folders = followed(self.files.here, follow, names)
+        servers = followed_servers(self.files.here, follow, names, getattr(self.files, "hub", (None, None)))
+        return ReferencedFiles(self.references, folders, str(self.files.here or self.files.name), servers)
+
+    @cached_property
+    def block_digests(self) -> dict[str, str]:
+        """The digests of weights in files of others by the ids of checkpoints, the first that were recorded of each."""
+        known = dict[str, str]()
+        if layout.DIGESTS in self.derived_parts:
+            for _, run in self.derived(layout.DIGESTS).rows.runs(["id", "blocks"]):
+                for name, digests in zip(run["id"].to_pylist(), run["blocks"].to_pylist(), strict=True):
+                    known.setdefault(name, digests or "")
+        return known
 
     @property
     def measured(self) -> Tree:

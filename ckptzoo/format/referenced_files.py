@@ -1,9 +1,13 @@
-"""Reads weights that lie in files of others: never out of the folders that may be followed, and each file compared."""
+"""Reads weights that lie in files of others, and compares each file with what was linked.
+
+Never out of the folders on this machine that may be followed, and from no servers but those that may be.
+"""
 
 import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
-from ckptzoo.format.references import References, TensorPlace, inode_of
+from ckptzoo.format.references import SAFETENSORS, References, TensorPlace, inode_of
+from ckptzoo.format.sources import RemoteReader, Servers
 from ckptzoo.schema.architecture import ITEMSIZE
+from ckptzoo.schema.layout import Span
 
 _READ_BYTES = 2**30
 """Linux reads at most 2**31 - 4096 bytes at once."""
@@ -21,16 +27,30 @@ _KNOWN_HEADERS = 4096
 _KEPT_HEADER = 2**20
 """The number of bytes up to which the last header of a layout is kept."""
 _CHANGED = "Restore the file that was linked, or link what is there now into a new zoo."
+_PREFETCHED = 128 * 2**20
+"""Bytes up to which what is read next is fetched at once."""
+_HEADERS_AT_ONCE = 1024
+"""Files on other machines whose headers are compared together."""
 
 
 class ReferencedFiles:
     """Reads the bytes that references name; every file is compared with its reference each time it is opened.
 
-    ``folders`` has for each source the folder on this machine, or the file that the source is; ``zoo`` is for messages.
+    ``folders`` has for each source the folder on this machine, or the file that the source is; ``servers`` say how
+    those on other machines are read; ``zoo`` is for messages. Sources that are in neither are not followed.
     """
 
-    def __init__(self, references: References, folders: Mapping[str, Path], zoo: str) -> None:
+    def __init__(
+        self,
+        references: References,
+        folders: Mapping[str, Path],
+        zoo: str,
+        servers: Mapping[str, Servers] | None = None,
+    ) -> None:
         self.references, self._folders, self._zoo = references, dict(folders), zoo
+        self._servers = dict(servers or {})
+        self._readers = dict[Servers, RemoteReader]()
+        self._added, self._checked = set[int](), set[int]()
         # headers that fit their layouts, and for each layout the last one with its digest: most files have the same
         self._known = dict[tuple[int, bytes], None]()
         self._last = dict[int, tuple[bytes, bytes]]()
@@ -40,8 +60,13 @@ class ReferencedFiles:
 
         Raises ``IntegrityError``, which names the file, where one is not what was linked.
         """
+        is_remote = self.references.is_remote[np.asarray(pieces, np.int64)]
+        if is_remote.any():
+            self._read_remote(pieces, offsets, nbytes, out, np.flatnonzero(is_remote).tolist())
+        local = range(len(pieces)) if not is_remote.any() else np.flatnonzero(~is_remote).tolist()
         with _Folders(self) as folders:
-            for at, (piece, offset) in enumerate(zip(pieces, offsets, strict=True)):
+            for at in local:
+                piece, offset = pieces[at], offsets[at]
                 file, own = self._open(folders, piece), out[at * nbytes : (at + 1) * nbytes]
                 try:
                     if os.preadv(file, [own], offset) < nbytes:
@@ -56,6 +81,9 @@ class ReferencedFiles:
     def blocks(self, piece: int, blocks: Iterable[Sequence[TensorPlace]]) -> Iterator[tuple[bytes, bool]]:
         """Yield the sha256 of some blocks of a reference, and whether all their numbers are finite."""
         arch, start = self.references.arch, self.references.facts[piece][1]
+        if self.references.is_remote[piece]:
+            yield from self._remote_blocks(piece, list(blocks))
+            return
         with _Folders(self) as folders:
             file = self._open(folders, piece)
             try:
@@ -73,6 +101,144 @@ class ReferencedFiles:
             finally:
                 os.close(file)
 
+    def prefetch(self, wanted: Iterable[tuple[int, int, int]]) -> None:
+        """Fetch bytes of files on other machines that are read next into the cache, by as few requests as possible.
+
+        ``wanted`` has references, with first bytes in their files and numbers of bytes. Nothing is fetched where
+        these are more than ``_PREFETCHED``.
+        """
+        places = [item for item in wanted if item[2] and self.references.is_remote[item[0]]]
+        if not places or sum(nbytes for *_, nbytes in places) > _PREFETCHED:
+            return
+        self._check_headers(sorted({piece for piece, *_ in places}))
+        spans = dict[Servers, dict[Span, None]]()
+        for piece, offset, nbytes in places:
+            span = Span(self.references.remote_files[piece].address, offset, offset + nbytes, b"")
+            spans.setdefault(self._servers_of(self.references.kinds[piece][0]), {})[span] = None
+        for servers, unique in spans.items():
+            for _ in self._readers[servers].as_ready(list(unique)):
+                pass
+
+    def require_followed(self) -> None:
+        """Raise ZooError where a source is not to be followed, or an address is one that no reference may have."""
+        references = self.references
+        remote = set(references.source_of[references.is_remote].tolist())
+        for number, source in enumerate(references.sources):
+            if number in remote:
+                self._servers_of(source)
+            else:
+                self.folder(source)
+        for piece in np.flatnonzero(references.is_remote).tolist():
+            self._reader(piece)
+
+    def _read_remote(
+        self, pieces: Sequence[int], offsets: Sequence[int], nbytes: int, out: memoryview, places: Sequence[int]
+    ) -> None:
+        """Read from files on other machines, as ``read``, at these places of ``pieces``."""
+        wanted = dict[Servers, dict[Span, list[int]]]()
+        for at in places:
+            piece, offset = pieces[at], offsets[at]
+            self._reader(piece)
+            span = Span(self.references.remote_files[piece].address, offset, offset + nbytes, b"")
+            servers = self._servers_of(self.references.kinds[piece][0])
+            # one file may be of several checkpoints
+            wanted.setdefault(servers, {}).setdefault(span, []).append(at)
+        # headers are compared while the bytes come, and before any of them is handed out
+        with ThreadPoolExecutor(1, "ckptzoo-headers") as pool:
+            compared = pool.submit(self._check_headers, sorted({pieces[at] for at in places}))
+            for servers, spans in wanted.items():
+                listed = list(spans.values())
+                for place, data in self._readers[servers].as_ready(list(spans)):
+                    for at in listed[place]:
+                        out[at * nbytes : (at + 1) * nbytes] = data
+                    if compared.done():
+                        compared.result()
+            compared.result()
+
+    def _remote_blocks(self, piece: int, blocks: Sequence[Sequence[TensorPlace]]) -> Iterator[tuple[bytes, bool]]:
+        arch, start = self.references.arch, self.references.facts[piece][1]
+        address, reader = self.references.remote_files[piece].address, self._reader(piece)
+        self._check_headers([piece])
+        # by tensors, as they are read later, so that each comes once
+        places = [[(start + place.offset, arch[place.tensor]) for place in block] for block in blocks]
+        spans = [Span(address, at, at + own.nbytes, b"") for block in places for at, own in block if own.nbytes]
+        data = iter(reader.in_order(spans))
+        for block in places:
+            digest, finite = hashlib.sha256(), True
+            for _, tensor in block:
+                if tensor.nbytes:
+                    own = np.frombuffer(next(data), np.uint8)
+                    digest.update(own.data)
+                    finite = finite and _is_finite(own, tensor.dtype)
+            yield digest.digest(), finite
+
+    def _check_headers(self, pieces: Sequence[int]) -> None:
+        """Compare headers of files on other machines that were not compared yet by this object."""
+        unchecked = [piece for piece in pieces if piece not in self._checked]
+        for begin in range(0, len(unchecked), _HEADERS_AT_ONCE):
+            some = unchecked[begin : begin + _HEADERS_AT_ONCE]
+            wanted = dict[Servers, list[tuple[int, Span]]]()
+            for piece in some:
+                self._reader(piece)
+                servers = self._servers_of(self.references.kinds[piece][0])
+                wanted.setdefault(servers, []).extend((piece, span) for span in self._header_spans(piece))
+            headers = dict.fromkeys(some, b"")
+            for servers, spans in wanted.items():
+                unique = dict.fromkeys(span for _, span in spans)
+                read = dict(zip(unique, map(bytes, self._readers[servers].in_order(list(unique))), strict=True))
+                for piece, span in spans:
+                    headers[piece] += read[span]
+            for piece, header in headers.items():
+                self._require_header(piece, header)
+            self._checked.update(some)
+
+    def _header_spans(self, piece: int) -> list[Span]:
+        references = self.references
+        layout, (base, start, *_) = references.layouts[references.kinds[piece][1]], references.facts[piece]
+        address = references.remote_files[piece].address
+        pieces = ((0, start - base),) if layout.header is None else layout.header
+        return [Span(address, base + at, base + at + count, b"") for at, count in pieces if count]
+
+    def _servers_of(self, source: str) -> Servers:
+        """The servers of a source on other machines; ZooError where it is not to be followed."""
+        if (servers := self._servers.get(source)) is None:
+            step = (
+                "Where you trust the zoo, open it with follow=True, or copy it by ckptzoo materialize ZOO --to NEWZOO "
+                "--follow public: public servers are asked by https, and the hub with your token. Or name servers, "
+                "follow='http://host'."
+            )
+            what = f"servers of the files of {source!r}"
+            raise ZooError(Problem(self._zoo, what, "a source that was linked on this machine", "none", step))
+        return servers
+
+    def _reader(self, piece: int) -> RemoteReader:
+        """The reader of a reference's file, which it knows from then on."""
+        references = self.references
+        source, number = references.kinds[piece]
+        servers, layout = self._servers_of(source), references.layouts[number]
+        reader = self._readers.get(servers)
+        if reader is None:
+            # of two threads one makes the reader of both
+            reader = self._readers.setdefault(servers, servers.reader(self._zoo))
+        if piece not in self._added:
+            # which refuses an address that must not be shown
+            reader.add([references.remote_files[piece]])
+            self._added.add(piece)
+        is_whole = layout.header is None and references.facts[piece][0] == 0
+        if not servers.is_linked and not (layout.form == SAFETENSORS and is_whole):
+            # of other forms, and of parts of files, nothing tells that the bytes are numbers of such a file
+            step = "Link the file yourself, or ask whoever made the zoo for a copy that holds its weights."
+            raise ZooError(
+                Problem(
+                    self.location(piece),
+                    "file",
+                    "safetensors, in a zoo of others",
+                    layout.form if is_whole else "a part",
+                    step,
+                )
+            )
+        return reader
+
     def folder(self, source: str) -> Path:
         """The folder of a source on this machine; ZooError where none is to be followed."""
         if (folder := self._folders.get(source)) is None:
@@ -89,6 +255,8 @@ class ReferencedFiles:
     def location(self, piece: int) -> str:
         """The path of a reference's file, for messages."""
         references = self.references
+        if references.is_remote[piece]:
+            return references.remote_files[piece].address
         folder = self._folders.get(name := references.kinds[piece][0])
         path = references.paths[piece]
         return f"{name}: {path}" if folder is None else str(folder if folder.name == path else folder / path)
@@ -132,11 +300,18 @@ class ReferencedFiles:
         """Raise IntegrityError where the header is another than when the file was linked, or contradicts its layout."""
         references = self.references
         number, (base, start, *_) = references.kinds[piece][1], references.facts[piece]
-        layout, expected = references.layouts[number], references.headers[piece]
+        layout = references.layouts[number]
         if layout.header is None:
             header = os.pread(file, start - base, base)
         else:
             header = b"".join([os.pread(file, count, base + offset) for offset, count in layout.header])
+        self._require_header(piece, header)
+
+    def _require_header(self, piece: int, header: bytes) -> None:
+        """Raise IntegrityError where this is not the header of a reference's file, or contradicts its layout."""
+        references = self.references
+        number, expected = references.kinds[piece][1], references.headers[piece]
+        layout = references.layouts[number]
         if self._last.get(number) == (expected, header):
             return
         if (digest := hashlib.sha256(header).digest()) != expected:
@@ -164,7 +339,7 @@ class ReferencedFiles:
         raise IntegrityError(Problem(self.location(piece), what, expected, got, _CHANGED))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}, "_last": {}}
+        return {**self.__dict__, "_known": {}, "_last": {}, "_readers": {}, "_added": set(), "_checked": set()}
 
 
 class _Folders:

@@ -44,6 +44,13 @@ SCHEMA = pa.schema(
     ]
 )
 """The columns of ``references.parquet`` (docs/format.md)."""
+REMOTE = (
+    pa.field("address", pa.string(), nullable=False),
+    pa.field("validator", pa.string(), nullable=False),
+    pa.field("digest", pa.string()),
+)
+"""More columns, of parts that refer to files on other machines."""
+_WHOLE = pa.schema([*SCHEMA, *REMOTE])
 MAX_LAYOUTS = 16 * 2**20
 """The number of bytes of layouts, as JSON, at which a part ends."""
 _NUMBERS = ("base", "start", "size", "inode", "mtime")
@@ -51,7 +58,8 @@ _INODES = 2**63
 """Inodes have 64 bits without a sign; the column has one."""
 _MAX_HEADER = 256 * 2**20
 """The maximum number of bytes of a file that say what is where in it."""
-_SAFETENSORS = "safetensors"
+SAFETENSORS = "safetensors"
+"""The form of files whose header is parsed again when they are read."""
 
 
 class TensorPlace(NamedTuple):
@@ -121,8 +129,10 @@ class FileLayout:
 
         The headers of other forms are compared by their digests alone: they were read when the file was linked.
         """
-        if self.form != _SAFETENSORS:
+        if self.form != SAFETENSORS:
             return ""
+        if int.from_bytes(header[:8], "little") != len(header) - 8:
+            return "a header of another length"
         try:
             described: dict[str, Any] = json.loads(header[8:])
             for tensor, name, offset in self.tensors:
@@ -156,7 +166,7 @@ class Reference(NamedTuple):
     ``source`` is the name of a source of the zoo, ``path`` the file's path there; ``base`` is the first byte of what is
     read as a file, not 0 for a member of an archive; ``start`` the first one of the numbers, from which a layout's
     offsets count; ``size``, ``inode`` and ``mtime`` (ns) are the file's when it was linked; ``header`` is the sha256 of
-    the layout's pieces of it.
+    the layout's pieces of it. ``remote`` says where a file on another machine is, which has no inode and no time.
     """
 
     source: str
@@ -168,6 +178,18 @@ class Reference(NamedTuple):
     mtime: int
     header: bytes
     layout: FileLayout
+    remote: "RemoteFile | None" = None
+
+
+class RemoteFile(NamedTuple):
+    """A file on another machine, as ``ckptzoo.remote`` records it: its address, its size, an ETag or a time that tell
+    whether it changes, empty where the address has a commit, and a digest where the hub states one.
+    """
+
+    address: str
+    size: int
+    validator: str
+    digest: str | None
 
 
 def inode_of(status: os.stat_result) -> int:
@@ -179,15 +201,20 @@ def encode(rows: Sequence[Sequence[Reference]]) -> bytes:
     """The bytes of ``references.parquet``: for each checkpoint of a part its references."""
     sources, layouts, numbers = dict[str, int](), dict[FileLayout, int](), dict[int, int]()
     listed: list[list[Any]] = []
+    is_remote = any(reference.remote is not None for references in rows for reference in references)
     for row, references in enumerate(rows):
-        for source, *values, layout in references:
+        for source, *values, layout, remote in references:
             # most references share the object, whose hash takes longer than all the rest
             if (number := numbers.get(id(layout))) is None:
                 number = numbers[id(layout)] = layouts.setdefault(layout, len(layouts))
             *values, header = values
-            listed.append([row, sources.setdefault(source, len(sources)), *values, number, header])
-    columns = [pa.array(values, item.type) for values, item in zip(zip(*listed, strict=True), SCHEMA, strict=True)]
-    made = pa.Table.from_arrays(columns, schema=SCHEMA)
+            own = [row, sources.setdefault(source, len(sources)), *values, number, header]
+            if is_remote:
+                own += ["", "", None] if remote is None else [remote.address, remote.validator, remote.digest]
+            listed.append(own)
+    schema = _WHOLE if is_remote else SCHEMA
+    columns = [pa.array(values, item.type) for values, item in zip(zip(*listed, strict=True), schema, strict=True)]
+    made = pa.Table.from_arrays(columns, schema=schema)
     footer: Document = {"version": 1, "sources": list(sources), "layouts": [layout.to_json() for layout in layouts]}
     return table.encode([made], footer, sealed=True)
 
@@ -213,7 +240,8 @@ class References:
         self.arch, self._location = arch, f"{files.name}/{tree.parts[0].tree if tree.parts else 'parts'}"
         self.layouts, self.sources = list[FileLayout](), list[str]()
         self.count = sum(part.rows for part in tree.parts)
-        tables, start = [pa.Table.from_batches([], SCHEMA)], 0
+        self._are_remote = list[NDArray[np.bool_]]()
+        tables, start = [pa.Table.from_batches([], _WHOLE)], 0
         paths = [f"{part.path}/{REFERENCES}" for part in tree.parts]
         for part, path, data in zip(tree.parts, paths, files.read_many(paths), strict=True):
             tables.append(self._read(part, data, start, f"{files.name}/{path}"))
@@ -224,6 +252,11 @@ class References:
         columns = {name: table.numbers(found[name]) for name in ("row", "source", "layout", *_NUMBERS)}
         self.rows, self.layout_of, self.source_of = columns["row"], columns["layout"], columns["source"]
         self._numbers = {name: columns[name] for name in _NUMBERS}
+        self._addresses, self._validators, self._digests = (found[item.name] for item in REMOTE)
+        self.is_remote = np.concatenate([np.zeros(0, np.bool_), *self._are_remote])
+        local = set(self.source_of[~self.is_remote].tolist())
+        if local & set(self.source_of[self.is_remote].tolist()):
+            raise IntegrityError(Problem(self._location, "source", "files of one kind of place", "of both", REFETCH))
         self._places = dict[str, tuple[NDArray[np.int64], NDArray[np.int64]]]()
         for tensor in arch.names:
             self.places(tensor)
@@ -235,7 +268,19 @@ class References:
         table.check_seal(data, location=location)
         file, footer = table.open_table(data, location=location)
         table.check_count(file, limits.index_rows_in(len(data)), location=location)
-        found = table.read_table(data, file, SCHEMA, location=location)
+        found = table.read_table(data, file, _WHOLE, location=location, least=len(SCHEMA))
+        if len(found.schema) == len(SCHEMA):
+            nothing = {
+                "address": pa.repeat(pa.scalar(""), len(found)),
+                "validator": pa.repeat(pa.scalar(""), len(found)),
+            }
+            for item in REMOTE:
+                found = found.append_column(item, nothing.get(item.name, pa.nulls(len(found), pa.string())))
+            self._are_remote.append(np.zeros(len(found), np.bool_))
+        elif len(found.schema) == len(_WHOLE):
+            self._are_remote.append(np.array(list(map(bool, found["address"].to_pylist())), np.bool_))
+        else:
+            raise IntegrityError(Problem(location, "columns", "those of docs/format.md", "a part of them", REFETCH))
         sources, layouts = footer.get("sources"), footer.get("layouts")
         if footer.get("version") != 1 or not isinstance(sources, list) or not isinstance(layouts, list):
             got = str(footer)[:120]
@@ -270,7 +315,7 @@ class References:
             "layout": np.array([known[layout] for layout in own], np.int64)[numbers["layout"]],
         }
         for name, values in whole.items():
-            found = found.set_column(SCHEMA.get_field_index(name), SCHEMA.field(name), table.array_of(values))
+            found = found.set_column(_WHOLE.get_field_index(name), _WHOLE.field(name), table.array_of(values))
         return found
 
     @cached_property
@@ -310,6 +355,13 @@ class References:
     def kinds(self) -> list[tuple[str, int]]:
         """The name of each reference's source, and the number of its layout."""
         return list(zip(map(self.sources.__getitem__, self.source_of.tolist()), self.layout_of.tolist(), strict=True))
+
+    @cached_property
+    def remote_files(self) -> list[RemoteFile]:
+        """The file of each reference on another machine; one without address for those on this."""
+        columns = (self._addresses, self._validators, self._digests)
+        addresses, validators, digests = (column.to_pylist() for column in columns)
+        return list(map(RemoteFile, addresses, self._numbers["size"].tolist(), validators, digests))
 
     @cached_property
     def headers(self) -> list[bytes]:

@@ -1,22 +1,73 @@
-"""Which folders on this machine the references of zoos lead to, recorded outside of the zoos, for this user.
+"""Which folders and servers the references of zoos lead to, recorded outside of the zoos, for this user.
 
-A zoo names its sources, and no paths: a zoo of somebody else must not choose which files of this machine are read.
+A zoo names its sources, and no paths: a zoo of somebody else must not choose which files of this machine are read, nor
+which servers are asked.
 """
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Protocol
 
+import ckptzoo
 from ckptzoo.environment import data_root
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format.durable import locked, make_folder, write_file
+from ckptzoo.format.references import RemoteFile
 from ckptzoo.schema.documents import seal, unseal
-from ckptzoo.schema.layout import ZOO
+from ckptzoo.schema.layout import ZOO, Span
 
-Follow = Path | Mapping[str, Path]
-"""A folder for every source of a zoo, or folders by the names of sources."""
 _FOLDER = "linked"
+
+
+@dataclass(frozen=True)
+class Servers:
+    """How the references of a source to files on other machines are followed.
+
+    ``named`` are addresses of servers that the user named, which may be in the user's network and speak http;
+    ``endpoint`` and ``token`` are of the hub, None for those of huggingface_hub; the token stays in this process.
+    ``is_linked`` says that this user linked the source here.
+    """
+
+    named: tuple[str, ...] = ()
+    endpoint: str | None = None
+    token: str | None = field(default=None, repr=False)
+    is_linked: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Servers, (self.named, self.endpoint, None, self.is_linked)
+
+    def joined(self, other: "Servers") -> "Servers":
+        """Return these servers, and those of a caller, whose hub and token count."""
+        named = tuple(sorted({*self.named, *other.named}))
+        return Servers(named, other.endpoint or self.endpoint, other.token, self.is_linked)
+
+    def reader(self, zoo: str) -> "RemoteReader":
+        """The reader of files on these servers; ``zoo`` is for messages."""
+        return ckptzoo.RemoteReferences(zoo, servers=self.named, endpoint=self.endpoint, token=self.token)
+
+
+class RemoteReader(Protocol):
+    """Reads ranges of files on other machines, as ``ckptzoo.remote.referenced.RemoteReferences``."""
+
+    def add(self, files: Iterable[RemoteFile]) -> None:
+        """Make files known, so that spans may name their addresses; ZooError for an address that is refused."""
+        ...
+
+    def as_ready(self, wanted: Sequence[Span]) -> Iterator[tuple[int, memoryview]]:
+        """Yield spans with their places as they come."""
+        ...
+
+    def in_order(self, wanted: Sequence[Span]) -> Iterator[memoryview]:
+        """Yield spans in order."""
+        ...
+
+
+Follow = Path | Servers | Mapping[str, Path]
+"""A folder for every source of a zoo on this machine, or folders by the names of sources; or the servers that any
+other source may be read from."""
 
 
 def _record(root: Path) -> tuple[Path, str]:
@@ -29,12 +80,27 @@ def _record(root: Path) -> tuple[Path, str]:
 
 def remember(root: Path, sources: Mapping[str, Path]) -> None:
     """Record the folders of some sources of the zoo in a folder, which this user has named."""
+    _write(root, {name: os.path.realpath(place) for name, place in sources.items()}, {})
+
+
+def remember_servers(root: Path, name: str, servers: Servers) -> None:
+    """Record that a source of the zoo in a folder is on other machines, and with which servers it is read."""
+    before = remembered_servers(root).get(name, Servers())
+    named = sorted({*before.named, *servers.named})
+    _write(root, {}, {name: {"named": named, "endpoint": servers.endpoint}})
+
+
+def _write(root: Path, folders: dict[str, str], servers: dict[str, Any]) -> None:
     path, zoo = _record(root)
     make_folder(path.parent)
     with locked(path.parent):
-        known = {name: str(place) for name, place in remembered(root).items()}
-        known |= {name: os.path.realpath(place) for name, place in sources.items()}
-        write_file(path, seal({"zoo": zoo, "folder": os.path.realpath(root), "sources": known}))
+        known = {name: str(place) for name, place in remembered(root).items()} | folders
+        others: dict[str, Any] = {
+            name: {"named": list(item.named), "endpoint": item.endpoint}
+            for name, item in remembered_servers(root).items()
+        } | servers
+        record = {"zoo": zoo, "folder": os.path.realpath(root), "sources": known}
+        write_file(path, seal({**record, "servers": others} if others else record))
 
 
 def forget(root: Path) -> None:
@@ -45,15 +111,32 @@ def forget(root: Path) -> None:
 
 def remembered(root: Path) -> dict[str, Path]:
     """The folders by the names of the sources of the zoo in a folder; none of another zoo that was there before."""
+    return {name: Path(str(place)) for name, place in _read(root, "sources").items()}
+
+
+def remembered_servers(root: Path) -> dict[str, Servers]:
+    """The servers by the names of the sources on other machines of the zoo in a folder, as ``remembered``."""
+    found = dict[str, Servers]()
+    for name, item in _read(root, "servers").items():
+        match item:
+            case {"named": [*named], "endpoint": str() | None as endpoint}:
+                found[name] = Servers(tuple(map(str, named)), endpoint, is_linked=True)
+            case _:
+                pass
+    return found
+
+
+def _read(root: Path, key: str) -> dict[str, Any]:
+    """An entry of the record of the zoo in a folder; empty where it is of another zoo, or is not there."""
     try:
         path, zoo = _record(root)
         content, _ = unseal(path.read_bytes(), location=str(path))
     except (OSError, IntegrityError):
         return {}
-    known = content.get("sources")
+    known = content.get(key)
     if content.get("zoo") != zoo or content.get("folder") != os.path.realpath(root) or not isinstance(known, dict):
         return {}
-    return {str(name): Path(str(place)) for name, place in known.items()}
+    return {str(name): item for name, item in known.items()}
 
 
 def followed(root: Path | None, follow: Follow | None, names: list[str]) -> dict[str, Path]:
@@ -63,6 +146,21 @@ def followed(root: Path | None, follow: Follow | None, names: list[str]) -> dict
     """
     if root is None:
         return {}
-    if follow is None:
+    if follow is None or isinstance(follow, Servers):
         return remembered(root)
     return dict(follow) if isinstance(follow, Mapping) else dict.fromkeys(names, follow)
+
+
+def followed_servers(
+    root: Path | None, follow: Follow | None, names: list[str], hub: tuple[str | None, str | None] = (None, None)
+) -> dict[str, Servers]:
+    """With which servers the sources of a zoo on other machines are read, as ``followed``; of no others.
+
+    ``hub`` is the address of the hub, and the token, that a caller names.
+    """
+    known = {} if root is None else remembered_servers(root)
+    if any(hub):
+        known = {name: item.joined(Servers((), *hub)) for name, item in known.items()}
+    if not isinstance(follow, Servers):
+        return known
+    return {name: known[name].joined(follow) if name in known else follow for name in names}

@@ -148,7 +148,7 @@ def _found(root: Path, deep: bool, progress: Progress | None, trees: dict[str, T
         _trees={_derived_name(path): trees[path] for path in derived},
     )
     yield from _failed_checks(contents)
-    yield from _references(contents, deep=deep)
+    yield from _references(contents, deep, progress)
     if deep:
         yield from _foreign(root)
         yield from _digests(files, sound, trees)
@@ -156,21 +156,27 @@ def _found(root: Path, deep: bool, progress: Progress | None, trees: dict[str, T
         yield from _shards(root, sound, progress)
 
 
-def _references(contents: Contents, *, deep: bool) -> Iterator[Problem]:
+def _references(contents: Contents, deep: bool, progress: Progress | None) -> Iterator[Problem]:
     """Yield what is wrong with references, and with the files that they name where these are to be read."""
     wanted = contents.identity.references
     try:
         require_references(contents.raw.parts, wanted=wanted, location=contents.files.name)
         if not wanted:
             return
-        references = contents.references
-        for source in references.sources if deep else ():
-            contents.referenced_files.folder(source)
+        _ = contents.references
+        if deep:
+            contents.referenced_files.require_followed()
     except ZooError as error:
         yield from error.problems
         return
+    done, total = itertools.count(1), len(contents.raw.rows)
+
+    def was_read() -> None:
+        if progress is not None:
+            progress(next(done) * contents.architecture.nbytes, total * contents.architecture.nbytes)
+
     for number in range(len(contents.raw.parts) if deep else 0):
-        yield from check_part(contents, number).problems
+        yield from check_part(contents, number, was_read=was_read).problems
 
 
 def _derived_name(path: str) -> str:

@@ -37,6 +37,7 @@ _ESCAPES = {
     "`": r"\char96{}",
     **{letter: f"\\{letter}" for letter in "#$%&_"},
 }
+_BLANKS = re.compile(r" {2,}")
 _RUN = 3
 """Positions in a row from which on a range is shorter."""
 
@@ -107,7 +108,9 @@ class Citation(JsonFields, derived=("bibtex", "code")):
             f"{self.checkpoints:,} of {self.total:,} checkpoints" if self.selection else f"{self.total:,} checkpoints"
         )
         selection = f", selection zoo{self.selection}" if self.selection else ""
-        note = f"ckptzoo zoo {self.name}, {count}, revision {self.revision}{selection}, ids {self.ids}"
+        note = (
+            f"ckptzoo zoo {' '.join(self.name.split())}, {count}, revision {self.revision}{selection}, ids {self.ids}"
+        )
         fields = {
             "title": f"{{{escaped(self.title)}}}",
             "author": " and ".join(map(_author, self.authors)),
@@ -115,7 +118,7 @@ class Citation(JsonFields, derived=("bibtex", "code")):
             "version": escaped(self.version or ""),
             "doi": escaped(self.doi),
             "howpublished": escaped(self.address),
-            "note": escaped(note),
+            "note": escaped(note, with_blanks=True),
         }
         lines = [f"  {name} = {{{text}}}," for name, text in fields.items() if text]
         return "\n".join([f"@misc{{{self.key},", *lines, "}"])
@@ -124,11 +127,15 @@ class Citation(JsonFields, derived=("bibtex", "code")):
         return self.bibtex
 
 
-def escaped(text: str) -> str:
-    """Return a text as LaTeX shows it, on one line; control characters and halves of surrogate pairs are left out."""
-    line = " ".join(text.split())
+def escaped(text: str, *, with_blanks: bool = False) -> str:
+    """Return a text as LaTeX shows it, on one line; control characters and halves of surrogate pairs are left out.
+
+    BibTeX and LaTeX make one blank of several: ``with_blanks`` keeps them, as in code.
+    """
+    line = text if with_blanks else " ".join(text.split())
     kept = (letter for letter in line if unicodedata.category(letter) not in ("Cc", "Cs"))
-    return "".join(_ESCAPES.get(letter, letter) for letter in kept)
+    found = "".join(_ESCAPES.get(letter, letter) for letter in kept)
+    return _BLANKS.sub(lambda run: "\\ " * len(run[0]), found) if with_blanks else found
 
 
 def _author(name: str) -> str:

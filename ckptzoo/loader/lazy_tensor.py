@@ -7,10 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.checkpoint import import_torch
 from ckptzoo.loader.readers import CastReader, TensorReader, float_dtype
+from ckptzoo.loader.shard_index import ShardMaps
 
 _BASIC = (int, np.integer, slice, type(Ellipsis), type(None))
 """Keys of numpy's basic indexing, which makes views; a list or an array among them makes a copy."""
+
+_CPU = (1, 0)
+"""The device of DLPack's ``kDLCPU``."""
 
 
 class StackedTensor:
@@ -20,7 +25,9 @@ class StackedTensor:
     are evenly spaced in one shard come as a read-only view of the file, others as a copy. Rows of a variant that
     stores only its group elements are computed, and are arrays of their own with the same bits.
 
-    Arithmetic and the methods of arrays are left to what was read: ``W[:].mean()``.
+    Arithmetic and the methods of arrays are left to what was read: ``W[:].mean()``. ``np.mean(W)``, and
+    ``xp.from_dlpack(W)`` of any library that has the array API standard, read it too. It has no
+    ``__array_namespace__``: libraries would calculate with what has one as if it were an array.
 
     Parameters
     ----------
@@ -79,7 +86,7 @@ class StackedTensor:
         return len(self._rows)
 
     def __repr__(self) -> str:
-        return f"<{self.name} {self.shape} {self.dtype}, {self._reader.source}>"
+        return f"<{self.name} {self.shape} {self.dtype}, read when used, {self._reader.source}>"
 
     def _repr_html_(self) -> str:
         from ckptzoo.loader.notebook import tensor_html
@@ -109,6 +116,25 @@ class StackedTensor:
         if copy is False and (not is_view or (dtype is not None and array.dtype != dtype)):
             raise ValueError(f"{self.name}: a view: expected rows of one shard in their own dtype, got others.")
         return array.astype(dtype or array.dtype, copy=bool(copy) and is_view)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _CPU
+
+    def __dlpack__(
+        self,
+        *,
+        stream: Any = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        # consumers may write to what they get, whatever the capsule says: a map of their own never reaches the file
+        array = self._reader.gather(self._rows, private=ShardMaps())
+        if copy is False and self._reader.gather(self._rows).flags.writeable:
+            raise BufferError(f"{self.name}: a view: expected rows of one shard in their own dtype, got others.")
+        if array.dtype.name == "bfloat16":  # numpy exports no dtype of others
+            return import_torch().tensor_of(array).__dlpack__(max_version=max_version, dl_device=dl_device, copy=copy)
+        return array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def views(self) -> Iterator[NDArray[Any]]:
         """The rows in order: a read-only view for every run of rows in one shard, or computed pieces of 32 MiB."""

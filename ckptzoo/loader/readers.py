@@ -12,7 +12,7 @@ from ckptzoo.format.header import numpy_dtype
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.shard_index import ShardIndex, ShardMaps, TensorLocations
 from ckptzoo.schema.layout import Span
-from ckptzoo.text import shortened
+from ckptzoo.text import counted, shortened
 
 COPY_BYTES = 8 * 2**20
 """Bytes of rows from several places that are assembled at a time."""
@@ -127,7 +127,7 @@ class MmapReader:
         self._index, self._locations = index, locations
         self.dtype: np.dtype[Any] = numpy_dtype(locations.dtype)
         self.shape, self.row_bytes, self.row_blocks = locations.shape, locations.row_bytes, locations.row_blocks
-        self.source = f"{len(locations.shards)} shards"
+        self.source = counted(len(locations.shards), "shard")
 
     def gather(
         self, rows: NDArray[np.int64], key: tuple[Any, ...] = (), *, private: ShardMaps | None = None
@@ -218,7 +218,7 @@ class RemoteReader:
         self._index, self._locations, self._files = index, locations, files
         self.dtype: np.dtype[Any] = numpy_dtype(locations.dtype)
         self.shape, self.row_bytes, self.row_blocks = locations.shape, locations.row_bytes, locations.row_blocks
-        self.source = f"{len(locations.shards)} shards of {files.name}"
+        self.source = f"{counted(len(locations.shards), 'shard')} of {files.name}"
 
     def gather(
         self, rows: NDArray[np.int64], key: tuple[Any, ...] = (), *, private: ShardMaps | None = None

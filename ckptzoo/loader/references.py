@@ -58,6 +58,11 @@ class ReferenceReader:
         step = max(1, COPY_BYTES // max(1, self.row_bytes))
         return (self.gather(rows[start : start + step]) for start in range(0, len(rows), step))
 
+    def places(self, rows: Sequence[int] | NDArray[np.int64]) -> Iterator[tuple[int, int, int]]:
+        """The reference that has each of these rows, the row's first byte in its file, and its number of bytes."""
+        for piece, offset in zip(self._pieces[rows].tolist(), self._offsets[rows].tolist(), strict=True):
+            yield piece, offset, self.row_bytes
+
     def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
-        """None: the files are on this machine."""
+        """None: the files are none of the zoo's own."""
         return ()

@@ -13,6 +13,7 @@ from ckptzoo.format.files import folders_of
 from ckptzoo.schema.layout import Span
 
 if TYPE_CHECKING:
+    from ckptzoo.format.sources import Servers
     from ckptzoo.remote import Remote  # with all that speaks to other machines
 
 BLOCK_CACHE_BYTES = 256 * 2**20
@@ -23,13 +24,22 @@ class RemoteFiles:
     """The files of a remote zoo, and the blocks that were read last.
 
     ``remote`` says where they are, pinned to a revision; ``address``, ``endpoint`` and ``token`` say how it was opened,
-    so that it can be opened again; the token stays in this process.
+    so that it can be opened again; the token stays in this process. ``follow`` says from which servers the files are
+    read that its parts refer to; None where they are not.
     """
 
     here = None
 
-    def __init__(self, remote: "Remote", address: str, endpoint: str | None, token: str | None = None) -> None:
+    def __init__(
+        self,
+        remote: "Remote",
+        address: str,
+        endpoint: str | None,
+        token: str | None = None,
+        follow: "Servers | None" = None,
+    ) -> None:
         self.remote, self.address, self.endpoint, self.token = remote, address, endpoint, token
+        self.follow = follow
         self._clear()
 
     def _clear(self) -> None:
@@ -44,7 +54,7 @@ class RemoteFiles:
         return self._lock
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"remote": self.remote, "address": self.address, "endpoint": self.endpoint}
+        return {"remote": self.remote, "address": self.address, "endpoint": self.endpoint, "follow": self.follow}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)

@@ -39,6 +39,9 @@ else:
 _CALLER = 4
 """The number of frames between a warning and the code that asks a Zoo for a variant."""
 
+_LABELS = ("member", "method", "mode")
+"""The columns of texts that say what a checkpoint is; others are as long, and most rows share them."""
+
 
 @dataclass(frozen=True)
 class MethodDraws:
@@ -305,6 +308,21 @@ class Selection:
         self.contents.check_ids()
         ids = RowIds(self.contents.raw.rows, self.rows)
         return Source(readers, rows, ids, self.contents.revision, self.name, prefetch, asked)
+
+    def labels(self) -> list[str]:
+        """The columns of numbers and truth values that have some, and those that name members, methods and modes."""
+        arch = self.contents.architecture
+        fields = [field for field in self.contents.raw.rows.schema if field.name not in arch]
+        names = [
+            field.name
+            for field in fields
+            if pa.types.is_integer(field.type)
+            or pa.types.is_floating(field.type)
+            or pa.types.is_boolean(field.type)
+            or field.name in _LABELS
+        ]
+        table = self.columns(names)
+        return [name for name in names if table[name].null_count < len(table)]
 
     def _asked(self, names: Sequence[str], tensors: Collection[str]) -> pa.Table:
         """Columns that go along with these tensors."""

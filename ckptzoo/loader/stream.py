@@ -314,7 +314,7 @@ class Stream:
         self._window = max(1, WINDOW_BYTES // max(1, longest * source.row_bytes))
         self._start: State = {
             "revision": source.revision,
-            "plan": digest_of([_digest(source.rows), list(source.readers), shuffle, self._window]),
+            "plan": digest_of([rows_digest(source.rows), list(source.readers), shuffle, self._window]),
             "seed": seed,
             "epoch": 0,
             "position": 0,
@@ -323,7 +323,7 @@ class Stream:
         self._columns = (
             {}
             if source.columns is None
-            else {name: _values(source.columns[name]) for name in source.columns.column_names}
+            else {name: column_values(source.columns[name]) for name in source.columns.column_names}
         )
 
     @property
@@ -470,7 +470,7 @@ def prepared(
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _values(column: pa.ChunkedArray) -> NDArray[Any] | pa.Array:
+def column_values(column: pa.ChunkedArray) -> NDArray[Any] | pa.Array:
     """A column as an array of numbers, with NaN where one is missing; strings and times as they are."""
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
@@ -478,6 +478,7 @@ def _values(column: pa.ChunkedArray) -> NDArray[Any] | pa.Array:
     return (column.cast(pa.float64()) if column.null_count else column).to_numpy()
 
 
-def _digest(rows: NDArray[np.int64]) -> str:
+def rows_digest(rows: NDArray[np.int64]) -> str:
+    """The sha256 of the numbers of rows, in their order."""
     # little-endian, so that a state is the same on every machine
     return hashlib.sha256(np.ascontiguousarray(rows, "<i8").data).hexdigest()

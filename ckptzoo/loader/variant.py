@@ -53,8 +53,11 @@ class Variant:
         """Ask for one checkpoint to be read ahead: by the kernel, or in few requests."""
         files = self._contents.files
         if self._refers:
-            return
-        if isinstance(files, RemoteFiles):
+            readers = (self.reader(name) for name in self._contents.architecture.names)
+            self._contents.referenced_files.prefetch(
+                place for reader in readers if isinstance(reader, ReferenceReader) for place in reader.places([row])
+            )
+        elif isinstance(files, RemoteFiles):
             readers = (self.reader(name) for name in self._contents.architecture.names)
             files.prefetch(span for reader in readers for span in reader.required_blocks(np.array([row])))
         elif self._raw is None or not self._bare[self._bounds.searchsorted(row, side="right") - 1]:

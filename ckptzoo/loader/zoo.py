@@ -4,6 +4,7 @@ import dataclasses
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -12,10 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.arguments import checked
-from ckptzoo.errors import AbsentError, Problem, UnknownNameError, ZooError
+from ckptzoo.errors import AbsentError, Problem, UnknownNameError, ZooError, require
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import Contents, read_contents, read_documents
 from ckptzoo.format.releases import read_release, read_releases
+from ckptzoo.format.sources import Follow, Servers
 from ckptzoo.format.splits import COLUMNS, part_numbers, read_split, split_names
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.loader.checkpoint import Checkpoint, import_torch
@@ -41,10 +43,12 @@ if TYPE_CHECKING:
 else:
     pc = lazy_module("pyarrow.compute")
 
-_CALLER = 3
-"""Frames between a warning and the code that opens a zoo: that of ``checked``, and ``open``."""
+_CALLER = 4
+"""Frames between a warning and the code that opens a zoo: that of ``checked``, ``open``, and ``_of_all``."""
 BATCH_BYTES = 64 * 2**20
 """The largest batch of ``Zoo.batches`` by default, in bytes of its tensors."""
+Followed = bool | str | Path | Sequence[str] | Mapping[str, str | Path] | None
+"""The kinds of values that ``follow`` takes."""
 _DIGEST = "sha256:"
 """How revisions begin; names of releases have no colon."""
 
@@ -56,7 +60,7 @@ def open(
     revision: str | None = None,
     endpoint: str | None = None,
     token: str | None = None,
-    follow: str | Path | Mapping[str, str | Path] | None = None,
+    follow: Followed = None,
 ) -> "Zoo":
     """Open a zoo: a folder on this machine, a dataset repository on a hub, or a folder behind a web server.
 
@@ -75,9 +79,10 @@ def open(
         of the hub, if they are not those that huggingface_hub uses (``HF_ENDPOINT``, ``HF_TOKEN``). The token stays in
         this process; others that the zoo is sent to use huggingface_hub's.
     follow
-        of a zoo in a folder that refers to files on this machine: the folder that they are in, or folders by the names
-        of their sources (the column ``source``). By default those that ``ckptzoo link`` was given here; the references
-        of a zoo that came from elsewhere are not followed.
+        of a zoo that refers to files: the folder that they are in, or folders by the names of their sources (the column
+        ``source``), of a zoo in a folder on this machine. For files on other machines True, which asks public servers
+        by https and, with your token, the hub; or servers that may have any address, ``"http://host:8000"``. By default
+        as ``ckptzoo link`` was told here; the references of a zoo that came from elsewhere are not followed.
 
     Raises
     ------
@@ -108,6 +113,11 @@ def open(
     (64, 2, 1, 4, 4)
     """
     contents = _contents_at(address, revision, endpoint, token, follow)
+    return _of_all(contents)
+
+
+def _of_all(contents: Contents) -> "Zoo":
+    """The zoo without the checkpoints that were retracted, of which a warning tells."""
     rows = standing(contents)
     if note := left_out(contents, rows):
         warnings.warn(f"{contents.files.name}: {note}; zoo.retracted lists them.", UserWarning, stacklevel=_CALLER)
@@ -119,7 +129,7 @@ def _contents_at(
     revision: str | None,
     endpoint: str | None,
     token: str | None,
-    follow: str | Path | Mapping[str, str | Path] | None,
+    follow: Followed | Follow,
 ) -> Contents:
     """Read a zoo as it is now, at a revision, or at a release."""
     files = files_at(address, endpoint, token, follow)
@@ -151,19 +161,46 @@ def files_at(
     address: str | os.PathLike[str],
     endpoint: str | None,
     token: str | None,
-    follow: str | Path | Mapping[str, str | Path] | None = None,
+    follow: Followed | Follow = None,
 ) -> Files:
-    """The files of a folder on this machine, with the folders of its references, or of a place on another one."""
+    """The files of a folder on this machine, with the places of its references, or of a place on another one."""
+    places = _followed(follow, endpoint, token)
     if os.fspath(address) and Path(address).is_dir():
-        if isinstance(follow, Mapping):
-            return Folder(address, {name: _real(folder) for name, folder in follow.items()})
-        return Folder(address, None if follow is None else _real(follow))
-    if follow is not None:
+        folder = Folder(address, places)
+        folder.hub = endpoint, token
+        return folder
+    if places is not None and not isinstance(places, Servers):
         step = "Pull the zoo first, and open its folder."
         raise ZooError(Problem(os.fspath(address), "follow", "a zoo in a folder on this machine", "another", step))
     from ckptzoo.remote import open_remote  # only here, because it takes as long as all the rest of opening
 
-    return RemoteFiles(open_remote(address, endpoint=endpoint, token=token), os.fspath(address), endpoint, token)
+    remote = open_remote(address, endpoint=endpoint, token=token)
+    return RemoteFiles(remote, os.fspath(address), endpoint, token, places)
+
+
+def _followed(follow: Followed | Follow, endpoint: str | None, token: str | None) -> Follow | None:
+    """The places that a caller names for references."""
+    if follow is None or follow is False:
+        return None
+    if isinstance(follow, Servers):
+        return follow
+    if isinstance(follow, Mapping):
+        return {name: _real(folder) for name, folder in follow.items()}
+    if follow is True:
+        return Servers((), endpoint, token)
+    texts = [follow] if isinstance(follow, str | Path) else list(follow)
+    if len(texts) == 1 and "://" not in str(texts[0]):
+        return _real(texts[0])
+    if any("://" not in str(text) for text in texts):
+        step = "Give a folder, or a folder for each source by its name."
+        raise ZooError(Problem("open", "follow", "a folder or servers", "several folders", step))
+    return Servers(tuple(map(str, texts)), endpoint, token)
+
+
+def _labelled(extra: str) -> Any:
+    """The module ``ckptzoo.loader.labelled``, or an error that names the install command of this extra."""
+    require("xarray", extra)
+    return import_module("ckptzoo.loader.labelled")
 
 
 def _real(folder: str | Path) -> Path:
@@ -801,6 +838,115 @@ class Zoo:
         return iterable(self.source(names, variant, columns, dtype), shards=shards)
 
     @checked
+    def to_xarray(
+        self,
+        *names: str,
+        variant: str = layout.RAW,
+        columns: str | Sequence[str] | None = None,
+        dtype: Any = None,
+    ) -> Any:
+        """An ``xarray.Dataset`` of stacked tensors ``(checkpoint, ...)``, read when their numbers are needed.
+
+        Axes are named by what they are: ``conv1.weight`` has ``conv1.out``, ``conv1.in``, ``conv1.height`` and
+        ``conv1.width``, of which its bias shares ``conv1.out``. They follow the zoo's symmetry table, and for axes that
+        it does not name PyTorch's weights (Keras' where they are called kernels); others are numbered, ``token.0``.
+
+        Parameters
+        ----------
+        names
+            tensors, or layers or modules for all their tensors; none for everything.
+        variant
+            the gauge.
+        columns
+            of the metadata, which become coordinates of the checkpoints beside their ids. Missing values are as in
+            ``stream``, and times are datetime64. By default those of numbers and truth values, ``member``, ``method``
+            and ``mode``, where they have values.
+        dtype
+            as in ``stream``.
+
+        Returns
+        -------
+        Any
+            xarray.Dataset. Where dask is installed its variables are dask arrays, in chunks of whole blocks, 64 MiB of
+            the widest tensor; otherwise what is computed is read at once.
+
+        Raises
+        ------
+        MissingExtraError
+            xarray is not installed.
+        ZooError
+            A tensor has the name of a column or of the axis ``checkpoint``; the message says what to do.
+
+        Examples
+        --------
+        >>> conv2 = ckptzoo.open("cards/mnist-optunet").to_xarray("conv2")
+        >>> conv2["conv2.weight"].dims
+        ('checkpoint', 'conv2.out', 'conv2.in', 'conv2.height', 'conv2.width')
+        >>> conv2["conv2.weight"].where(conv2.test_accuracy > 0.91).mean("checkpoint").shape
+        (10, 1, 5, 5)
+        """
+        labels = self._selection.labels() if columns is None else columns
+        source = self.source(names, variant, labels, dtype)
+        return _labelled("xarray").dataset(source, self.arch, self.symmetry, self._facts(variant))
+
+    @checked
+    def to_arviz(
+        self,
+        *names: str,
+        variant: str = layout.RAW,
+        columns: str | Sequence[str] | None = None,
+        dtype: Any = "float64",
+    ) -> Any:
+        """An ``xarray.DataTree`` as ArviZ takes it: draws of one method, a chain for each mode, in the chain's order.
+
+        Parameters
+        ----------
+        names
+            tensors, or layers or modules for all their tensors; none for everything.
+        variant
+            the gauge. Chains wander between networks that differ by permutations alone; ArviZ compares numbers.
+        columns
+            of the metadata, for the group ``sample_stats``; by default those of numbers and truth values that have
+            some, except what tells the chains.
+        dtype
+            as in ``stream``. ArviZ calculates in the dtype of the draws: folded float32 have ties that change R-hat in
+            the second digit.
+
+        Returns
+        -------
+        Any
+            xarray.DataTree: in ``posterior`` the tensors, ``(chain, draw, ...)`` with axes as in ``to_xarray``, read
+            when their numbers are needed. The coordinate ``chain`` has the modes; ``checkpoint`` and ``step``,
+            ``(chain, draw)``, are ids and steps. Draws are in the order of their steps, and where these do not tell
+            them in that of the column ``draw``, which may have been numbered so that the first are spread.
+
+        Raises
+        ------
+        MissingExtraError
+            xarray is not installed.
+        ZooError
+            They are not draws of one method, or not as many in each chain; the message says what to select.
+
+        Examples
+        --------
+        >>> draws = ckptzoo.open("cards/mnist-optunet-posteriors").where("method == 'sghmc' and draw < 10")
+        >>> tree = draws.to_arviz("fc.weight")
+        >>> dict(tree.posterior.sizes)
+        {'chain': 10, 'draw': 10, 'fc.out': 10, 'fc.in': 10}
+        >>> tree.posterior.step[0, :4].values
+        array([13630, 21150, 24910, 28670])
+        """
+        module = _labelled("arviz")
+        asked = self._selection.labels() if columns is None else [columns] if isinstance(columns, str) else columns
+        others = [name for name in asked if name not in module.OF_CHAINS]
+        source = self.source(names, variant, [*module.OF_CHAINS, *others], dtype)
+        return module.chains(source, self.arch, self.symmetry, self._facts(variant))
+
+    def _facts(self, variant: str) -> dict[str, str]:
+        """Where arrays come from."""
+        return {"zoo": self.name, "revision": self.revision, "architecture": self.arch.name, "variant": variant}
+
+    @checked
     def checkpoint(self, id: str, *, variant: str = layout.RAW) -> Checkpoint:
         """One checkpoint by its id.
 
@@ -869,8 +1015,11 @@ class Zoo:
         """The zoo as it is now, also where it was opened at a revision; a selection is not carried over."""
         files = self._contents.files
         if isinstance(files, RemoteFiles):
-            return open(files.address, endpoint=files.endpoint, token=files.token)
-        return open(self.path, follow=files.follow if isinstance(files, Folder) else None)
+            contents = _contents_at(files.address, None, files.endpoint, files.token, files.follow)
+        else:
+            folder = files if isinstance(files, Folder) else Folder(self.path)
+            contents = _contents_at(self.path, None, *folder.hub, folder.follow)
+        return _of_all(contents)
 
     def source(
         self, names: Sequence[str], variant: str = layout.RAW, columns: str | Sequence[str] = (), dtype: Any = None

@@ -30,7 +30,7 @@ Where j = i + 1 are the first two or the last two steps, only one side has neigh
 outweighs the rest.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -47,6 +47,8 @@ _DOUBT, _DOUBTS = 0.1, 0.05
 """A cosine below minus the first says that a step goes back; in more than this share of the steps, with the swapped
 ones put right, weights oscillate, and their order is not known.
 """
+_WINDOW = 512
+"""Steps between which all distances are in memory at a time; longer runs are judged in windows that overlap by half."""
 _SPREADS = 2
 """How far a cosine is below the run's median, in units of the distance to its lowest twentieth."""
 _AROUND = 3
@@ -68,19 +70,43 @@ def order_of(tensors: Sequence[NDArray[Any]]) -> StepOrder:
     ``tensors`` are (N, numbers) each, in the order of the N steps; each counts by its distances relative to the median
     of those between neighbours.
     """
-    grams = [gram for gram in map(_gram, tensors) if gram is not None]
-    if not grams or len(grams[0]) < 4:
+    count = len(tensors[0]) if len(tensors) else 0
+    if count <= _WINDOW:
+        return _order_of(tensors)
+    order, swapped, is_known = np.arange(count), set[tuple[int, int]](), True
+    # the order in a window that a swap reaches out of is known once it was put right
+    for _ in range(2):
+        found, is_known = set[tuple[int, int]](), True
+        for start in range(0, count - _WINDOW // 2, _WINDOW // 2):
+            own = _order_of([values[order[start : start + _WINDOW]] for values in tensors])
+            is_known = is_known and own.is_known
+            # what a window cuts off has neighbours in the next one
+            low, high = start + 2 if start else 0, start + _WINDOW - 2 if start + _WINDOW < count else count
+            found |= {(start + i, start + j) for i, j in own.swapped if low <= start + i and start + j < high}
+        swapped |= {(int(min(order[[i, j]])), int(max(order[[i, j]]))) for i, j in found}
+        for i, j in found:
+            order[[i, j]] = order[[j, i]]
+        if not found:
+            break
+    return StepOrder(sorted(swapped), is_known)
+
+
+def _order_of(tensors: Sequence[NDArray[Any]]) -> StepOrder:
+    """Return which steps were swapped, by distances between all of them."""
+    moving = _moving(tensors)
+    if not moving or (count := len(moving[0])) < 4:
         return StepOrder([], False)
-    stacked = np.stack(grams)
-    count = stacked.shape[1]
-    order, swapped = np.arange(count), list[tuple[int, int, float]]()
-    while (best := _best_exchange(stacked[:, order][:, :, order])) is not None:
+    order, swapped, gram = np.arange(count), list[tuple[int, int, float]](), _gram(moving)
+    while (best := _best_exchange(gram, moving)) is not None:
         if len(swapped) >= max(1, count // 8):
             return StepOrder([], False)
         (i, j), cosine = best
         swapped.append((int(min(order[i], order[j])), int(max(order[i], order[j])), cosine))
         order[[i, j]] = order[[j, i]]
-    cosines = _turns(stacked.sum(axis=0)[order][:, order])
+        # each tensor counts by the ways from step to step, which are others now
+        moving = _moving([values[order] for values in tensors])
+        gram = _gram(moving)
+    cosines = _turns(gram)
     back = np.flatnonzero(cosines < -_DOUBT) + 1
     places = sorted(at for i, j, _ in swapped for at in (i, j))
     # exchanges that reach into one another are how oscillation looks
@@ -110,8 +136,8 @@ class Exchange(NamedTuple):
 
 def exchange(tensors: Sequence[NDArray[Any]], i: int, j: int) -> Exchange:
     """Return how well the order of two steps of a run that is in order can be told."""
-    grams = np.stack([one for one in map(_gram, tensors) if one is not None])
-    gram = grams.sum(axis=0)
+    moving = _moving(tensors)
+    gram = _gram(moving)
     distances = _distances(gram)
     first, second = np.array([i]), np.array([j])
     cosine, share, is_told, judged = 1.0, 1.0, True, 0
@@ -130,7 +156,7 @@ def exchange(tensors: Sequence[NDArray[Any]], i: int, j: int) -> Exchange:
     turns = _turns(gram)
     near = [turns[at - 1] for place in (i, j) for at in range(place - 2, place + 3) if 1 <= at <= len(turns)]
     is_calm = min(near, default=1.0) >= -_DOUBT and -cosine < _least(turns)
-    is_longer = _gain(distances, i, j) < 0 and float(np.mean(_products(grams, i, j) > 0)) >= _CONSENSUS
+    is_longer = _gain(distances, i, j) < 0 and float(np.mean(_products(moving, i, j) > 0)) >= _CONSENSUS
     return Exchange(cosine, share, bool(is_told and judged and is_calm and is_longer))
 
 
@@ -141,30 +167,42 @@ def strangers(tensors: Sequence[NDArray[Any]]) -> list[int]:
     from one another; at the ends, where there is one neighbour, ``_FAR_AT_ENDS`` times. ``tensors`` are as
     ``order_of`` takes them.
     """
-    grams = [gram for gram in map(_gram, tensors) if gram is not None]
-    if not grams or len(grams[0]) < 5:
+    moving = _moving(tensors)
+    if not moving or len(moving[0]) < 5:
         return []
-    distances = _distances(np.sum(grams, axis=0))
-    last, found = len(distances) - 1, list[int]()
+    # to the next step, and to the one behind that
+    to_next, to_second = (
+        np.sqrt(sum(np.square(values[lag:] - values[:-lag]).sum(axis=1) for values in moving)) for lag in (1, 2)
+    )
+    last, found = len(to_next), list[int]()
     for at in range(last + 1):
         around = [other for other in range(max(0, at - _AROUND), min(last, at + _AROUND) + 1) if other != at]
-        most = max(float(distances[a, b]) for a, b in pairwise(around))
-        nearest = min(float(distances[at, other]) for other in (at - 1, at + 1) if 0 <= other <= last)
+        most = max(float((to_next if b == a + 1 else to_second)[a]) for a, b in pairwise(around))
+        nearest = min(float(to_next[before]) for before in (at - 1, at) if 0 <= before < last)
         if nearest > (_FAR_AT_ENDS if at in (0, last) else _FAR) * most > 0:
             found.append(at)
     return found
 
 
-def _gram(values: NDArray[Any]) -> NDArray[np.float64] | None:
-    """Return the inner products of the steps of one tensor; None where it hardly moves."""
-    centred = np.asarray(values, np.float64)
-    centred = centred - centred.mean(axis=0)
-    lengths = np.linalg.norm(np.diff(centred, axis=0), axis=1)
-    moving = lengths[lengths > 0]
-    if len(moving) < 2:
-        return None
-    centred /= np.median(moving)
-    return centred @ centred.T
+def _moving(tensors: Iterable[NDArray[Any]]) -> list[NDArray[np.float64]]:
+    """Return tensors in units of their median way from step to step, without those that hardly move."""
+    found: list[NDArray[np.float64]] = []
+    for values in tensors:
+        centred = np.asarray(values, np.float64)
+        centred = centred - centred.mean(axis=0)
+        lengths = np.linalg.norm(np.diff(centred, axis=0), axis=1)
+        lengths = lengths[lengths > 0]
+        if len(lengths) > 1:
+            found.append(centred / np.median(lengths))
+    return found
+
+
+def _gram(moving: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Return the inner products of the steps, with all tensors."""
+    gram = np.zeros((len(moving[0]), len(moving[0])))
+    for values in moving:
+        gram += values @ values.T
+    return gram
 
 
 def _distances(gram: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -179,9 +217,11 @@ def _turns(gram: NDArray[np.float64]) -> NDArray[np.float64]:
     return product / np.maximum(distances[at, at + 1] * distances[at - 1, at + 2], _EPSILON)
 
 
-def _best_exchange(grams: NDArray[np.float64]) -> tuple[tuple[int, int], float] | None:
+def _best_exchange(
+    gram: NDArray[np.float64], moving: Sequence[NDArray[np.float64]]
+) -> tuple[tuple[int, int], float] | None:
     """Return the exchange that fits all conditions and shortens the path most, and the largest of its cosines."""
-    gram, count = grams.sum(axis=0), grams.shape[1]
+    count = len(gram)
     distances = _distances(gram)
     first, second = np.triu_indices(count, 1)
     fits, judged = np.ones(len(first), bool), np.zeros(len(first), int)
@@ -202,17 +242,17 @@ def _best_exchange(grams: NDArray[np.float64]) -> tuple[tuple[int, int], float] 
     for at in sorted(np.flatnonzero(fits), key=lambda at: int(second[at] - first[at])):
         i, j = int(first[at]), int(second[at])
         gain = _gain(distances, i, j)
-        if gain > most * (1 + _TIE) and np.mean(_products(grams, i, j) < 0) >= _CONSENSUS:
+        if gain > most * (1 + _TIE) and np.mean(_products(moving, i, j) < 0) >= _CONSENSUS:
             best, most = ((i, j), float(largest[at])), gain
     return best
 
 
-def _products(grams: NDArray[np.float64], i: int, j: int) -> NDArray[np.float64]:
+def _products(moving: Sequence[NDArray[np.float64]], i: int, j: int) -> NDArray[np.float64]:
     """Return the product with the nearest neighbours of two steps, for each tensor."""
-    last, near = grams.shape[1] - 1, j == i + 1
+    last, near = len(moving[0]) - 1, j == i + 1
     a = i - 1 if i else i if near else i + 1
     b = j + 1 if j < last else j if near else j - 1
-    return grams[:, j, b] - grams[:, j, a] - grams[:, i, b] + grams[:, i, a]
+    return np.array([(values[j] - values[i]) @ (values[b] - values[a]) for values in moving])
 
 
 def _contexts(

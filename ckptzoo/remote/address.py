@@ -19,6 +19,7 @@ _HUB = re.compile(
 _PAGE = re.compile(
     rf"/datasets/(?P<repo>{_WORD}/{_WORD})(?<![-.])(?:/(?:tree|blob)/(?P<revision>[^/]+)(?:/(?P<folder>.+?))?)?/?"
 )
+_REF = re.compile(r"refs/[^/@]+/[^/@]+")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*(?=://|::)")
 # hosts whose pages are pages of repositories, so that an address can be copied from a browser
 _PAGES = ("huggingface.co", "hf.co", "www.huggingface.co")
@@ -63,8 +64,10 @@ class HubAddress:
     kind: str = DATASETS
 
     def __str__(self) -> str:
-        revision = "" if self.revision == MAIN else f"@{self.revision}"
-        # addresses are unquoted when they are read
+        # addresses are unquoted when they are read; behind another slash than that of refs a folder would begin
+        own = self.revision.replace("%", "%25")
+        own = own if _REF.fullmatch(own) else own.replace("/", "%2F")
+        revision = "" if self.revision == MAIN else f"@{own}"
         folder = self.folder.replace("%", "%25")
         return f"hf://{self.page}{revision}{folder and '/' + folder}"
 
@@ -153,7 +156,7 @@ def file_address(text: str) -> HubAddress | WebAddress:
     scheme = matched[0].lower() if matched and "::" not in text.partition("/")[0] else ""
     rest = text[len(scheme) + len("://") :]
     if scheme == "hf":
-        return _hub_file(text, unquote(rest))
+        return _hub_file(text, rest)
     if scheme == "s3":
         bucket, _, key = rest.partition("/")
         if not _BUCKET.fullmatch(bucket) or not key:
@@ -167,21 +170,21 @@ def file_address(text: str) -> HubAddress | WebAddress:
 
 
 def _hub_file(text: str, path: str) -> HubAddress:
-    if not path.isprintable():
+    if not unquote(path).isprintable():
         raise _no_file(text, "printable characters", "others")
     if path.startswith("buckets/"):
         step = "Copy the file to a repository, which has commits, or pull it to this machine."
         raise ZooError(Problem(text, "address of a file", "one whose content is fixed by a commit", "a bucket", step))
     kind, path = (DATASETS, path.removeprefix("datasets/")) if path.startswith("datasets/") else (MODELS, path)
-    matched = _HUB.fullmatch(path)
+    found = _on_hub(_HUB, path, kind)
     # ".." would lead to other addresses of the hub, which get the token too
-    if matched is None or not matched["folder"] or not {"", ".", ".."}.isdisjoint(matched["folder"].split("/")):
+    if found is None or not found.folder or not {"", ".", ".."}.isdisjoint(found.folder.split("/")):
         raise _no_file(text, "hf://org/model@commit/path/file", "another")
-    if not _COMMIT.fullmatch(matched["revision"] or ""):
-        got = matched["revision"] or "none"
+    if not _COMMIT.fullmatch(found.revision):
+        got = "none" if found.revision == MAIN else found.revision
         step = "Write the commit, of 40 digits, that the branch or tag is now: the file behind a name may change."
         raise ZooError(Problem(text, "revision", "a commit", got, step))
-    return HubAddress(matched["repo"], matched["revision"], matched["folder"], kind)
+    return found
 
 
 def _web_file(text: str) -> str:
@@ -226,20 +229,31 @@ def model_address(text: str) -> HubAddress:
 
     Raises ZooError: it is another address.
     """
-    matched = _HUB.fullmatch(unquote(text[len("hf://") :])) if text.lower().startswith("hf://") else None
-    if matched is None:
+    found = _on_hub(_HUB, text[len("hf://") :], MODELS) if text.lower().startswith("hf://") else None
+    if found is None:
         step = "Write hf://datasets/org/name for a dataset, hf://org/name for a model."
         raise ZooError(Problem(text, "address of a repository", "hf://org/model@revision", text, step))
-    return HubAddress(matched["repo"], matched["revision"] or MAIN, matched["folder"] or "", MODELS)
+    return found
 
 
 def _hub(text: str) -> HubAddress:
-    matched = (
-        _HUB.fullmatch(unquote(text[len("hf://datasets/") :])) if text.lower().startswith("hf://datasets/") else None
-    )
-    if matched is None:
+    if text.lower().startswith("hf://buckets/"):
+        step = f"Copy it to this machine, hf buckets sync {text} FOLDER, and open the folder."
+        raise ZooError(
+            Problem(text, "address of a zoo", "a repository, whose commits pin what is read", "a bucket", step)
+        )
+    found = _on_hub(_HUB, text[len("hf://datasets/") :]) if text.lower().startswith("hf://datasets/") else None
+    if found is None:
         raise ZooError(Problem(text, "address of a zoo", "hf://datasets/org/zoo@revision", text, _STEP))
-    return HubAddress(matched["repo"], matched["revision"] or MAIN, matched["folder"] or "")
+    return found
+
+
+def _on_hub(pattern: re.Pattern[str], path: str, kind: str = DATASETS) -> HubAddress | None:
+    """Return the place of a path, whose pieces are unquoted each for itself: a branch may have a slash in its name."""
+    matched = pattern.fullmatch(path)
+    if matched is None:
+        return None
+    return HubAddress(matched["repo"], unquote(matched["revision"] or MAIN), unquote(matched["folder"] or ""), kind)
 
 
 def _web(text: str) -> Address:
@@ -249,6 +263,6 @@ def _web(text: str) -> Address:
         public = urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))
         got = "more than that" if parts.hostname else "no host"
         raise ZooError(Problem(public, "address of a zoo", "https://host/path", got, _STEP))
-    if parts.hostname in _PAGES and (matched := _PAGE.fullmatch(unquote(parts.path))):
-        return HubAddress(matched["repo"], matched["revision"] or MAIN, matched["folder"] or "")
+    if parts.hostname in _PAGES and (found := _on_hub(_PAGE, parts.path)):
+        return found
     return WebAddress(urlunsplit((parts.scheme.lower(), parts.netloc.lower(), parts.path.rstrip("/"), "", "")))

@@ -1,6 +1,7 @@
 """Headers and directories of files on other machines, by one or two requests: for ``RemoteReferences.each``."""
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from typing import IO, Any, NamedTuple, NoReturn, cast
 
@@ -67,7 +68,9 @@ def torch_outline(file: RecordedFile, stream: IO[bytes]) -> TorchOutline:
             # by its size in the directory zipfile reads, whatever the member's own header says
             content = archive.read(pickle) if pickle.file_size == pickle.compress_size else b""
             members = _members(file, infos, folder, archive.start_dir)
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+    except (
+        zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError, zlib.error,
+    ) as error:  # fmt: skip
         _refuse(file, "a file of torch.save", excerpt(f"{type(error).__name__}: {error}"))
     if len(content) != pickle.file_size:
         _refuse(file, "a pickle that is not packed", "a packed one")

@@ -53,6 +53,8 @@ MAX_WINDOW = 8 * 2**20
 """Bytes of one request of a ``RangeFile``, whose requests double while the file is read in order."""
 MAX_SPAN = 2**34
 """Bytes of one tensor: memory for it is taken before its bytes come."""
+MAX_PAGE = 64 * 2**20
+"""Bytes of a page that lists files."""
 CACHE = "references"
 """The name of the part of the cache that the files of all zoos share."""
 _MAX_VALIDATOR = 1024
@@ -132,9 +134,9 @@ class RemoteReferences(Remote):
             for name, entry in entries.items()
         ]
 
-    def open(self, file: str | RecordedFile) -> "RangeFile":
+    def open(self, file: str | RecordedFile, *, cached: bool = False) -> "RangeFile":
         """Return a file to read in; its first ``HEAD_BYTES`` come by this request, and so does what is to be recorded
-        of it where only the address is known.
+        of it where only the address is known. With ``cached`` they are kept, and come from the cache where it has them.
 
         Raises RemoteError: there is none, or it has nothing to tell whether it changes.
         """
@@ -144,9 +146,12 @@ class RemoteReferences(Remote):
                 raise self._offline_error([file], 0)
             file, head = self._files.found(file)
         self.add([file])
-        if head is None:
-            head = self.span(file.address, 0, min(HEAD_BYTES, file.size))
-        return RangeFile(self, file, head)
+        if head is None and file.size:
+            span = Span(file.address, 0, min(HEAD_BYTES, file.size), b"")
+            head = b"".join(self.in_order([span])) if cached else self.span(*span[:3])
+        if cached and head:
+            self.keep(file.address, 0, head)
+        return RangeFile(self, file, head or b"")
 
     def each(
         self, files: Iterable[str | RecordedFile], read: Callable[[RecordedFile, IO[bytes]], T]
@@ -174,6 +179,19 @@ class RemoteReferences(Remote):
                 yield waiting.popleft().result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+    def page(self, address: str) -> bytes:
+        """Return a page of a web server, of at most ``MAX_PAGE`` bytes.
+
+        Raises RemoteError: there is none, or the server may not be asked.
+        """
+        if self.offline:
+            raise self._offline_error([address], 0)
+        return self._files.page(address)
+
+    def keep(self, address: str, start: int, data: bytes) -> None:
+        """Put bytes of a file that was added into the cache, where spans without digest find them."""
+        self._keep(Span(address, start, start + len(data), b""), memoryview(data))
 
     @property
     def _options(self) -> dict[str, Any]:
@@ -206,6 +224,11 @@ class RangeFile(io.RawIOBase):
         self._files, self.recorded = files, recorded
         self._windows = [(0, head)]
         self._position, self._next, self._left = 0, HEAD_BYTES, MAX_READ
+
+    @property
+    def windows(self) -> list[tuple[int, bytes]]:
+        """The parts of the file that were read, each with its first byte."""
+        return list(self._windows)
 
     def readable(self) -> bool:
         return True
@@ -278,6 +301,7 @@ class _Store:
         self.recorded: dict[str, RecordedFile] = {}
         self.entries: dict[str, FileEntry] = {}
         self._places: dict[str, HubAddress | WebAddress] = {}
+        self._identities: dict[str, str] = {}
         self._repositories: dict[HubAddress, HubStore] = {}
         self._listings: dict[HubAddress, tuple[str, dict[str, FileEntry]]] = {}
 
@@ -305,12 +329,15 @@ class _Store:
         The hub belongs to it: another one may have another file at the same address. So does that the user named the
         server, or else a stranger's zoo would find in the cache what it may not ask for.
         """
+        if (known := self._identities.get(name)) is not None:
+            return known
         file, place = self.recorded[name], self._places[name]
         if isinstance(place, WebAddress):
             where = f"{place.url}\n{self._allowed.is_named(origin_of(place.url))}"
         else:
             where = f"{self._hub}\n{place}"
-        return f"{where}\n{file.size}\n{file.validator}\n{file.digest}"
+        self._identities[name] = f"{where}\n{file.size}\n{file.validator}\n{file.digest}"
+        return self._identities[name]
 
     def listing(self, place: HubAddress) -> tuple[str, dict[str, FileEntry]]:
         authorize = bearer(self._hub, self._token)
@@ -371,6 +398,14 @@ class _Store:
                     raise TransientError(too_slow(address, "answer", self._policy, len(data), seconds))
             return file, bytes(data)
 
+    def page(self, address: str) -> bytes:
+        def request() -> bytes:
+            sent = {"Accept": "text/html"}
+            with http.get(self.connections, address, location=address, cancel=CancelToken(), headers=sent) as answer:
+                return http.document(answer, location=address, retry_policy=self._policy, max_bytes=MAX_PAGE)
+
+        return retry(request, retry_policy=self._policy, cancel=CancelToken())
+
     def _repository(self, place: HubAddress) -> HubStore:
         """Return the store of a commit, without a listing of its files."""
         whole = replace(place, folder="")
@@ -414,7 +449,7 @@ def _check_unchanged(answer: Answer, file: RecordedFile) -> None:
         raise _changed(file, what, file.validator, got if got != file.validator else "another")
     if answer.status == 416 or (answer.status == 206 and total not in ("", "*", str(file.size))):
         raise _changed(file, "size", f"{file.size} bytes", f"{total or 'fewer'} bytes")
-    if answer.status == 206 and not got:  # where a whole answer has one, a part of it has it too (RFC 9110, 15.3.7)
+    if answer.status in (200, 206) and not got:  # where a whole answer has one, a part has it too (RFC 9110, 15.3.7)
         problem = Problem(file.address, what, file.validator, "none", _NO_RANGES)
         raise TransientError(problem, protocol_error=True)
 

@@ -16,5 +16,6 @@
     quotas       how much contributors may take up
     store/       blobs in files; folders, commits, refs and discussions in SQLite; no HTTP
 
-The unmodified ``huggingface_hub`` and ``datasets`` work against it with ``HF_ENDPOINT`` and ``HF_HUB_DISABLE_XET=1``.
+The unmodified ``huggingface_hub`` and ``datasets`` work against it with ``HF_ENDPOINT``; to upload large files they
+need ``HF_HUB_DISABLE_XET=1`` too.
 """

@@ -118,6 +118,7 @@ ROUTES = (
     _route("GET", _REPO + "/tree/{revision}", None, content.tree),
     _route("GET", _REPO + "/tree/{revision}/{path}", None, content.tree),
     _route("POST", _REPO + "/paths-info/{revision}", None, content.paths_info, "read"),
+    _route("GET", _REPO + "/xet-(?:read|write)-token/{path}", None, uploads.xet_token),
     _route("POST", _REPO + "/preupload/{revision}", "contribute", uploads.preupload, "read"),
     _route("POST", _REPO + "/commit/{revision}", "contribute", commits.commit),
     _route("GET", _REPO + "/refs", None, repositories.refs),

@@ -303,10 +303,12 @@ def peak(values: Values) -> float | None:
     if len(finite) < FEW:
         return None
     low, first, third, high = np.quantile(finite, [0.01, 0.25, 0.75, 0.99])
+    # figures that differ by less differ by rounding
+    rounding = 1e-12 * abs(high)
     # 1.34: the interquartile range of a standard normal, so that outliers do not widen the kernel
-    sd = float(finite.std())
-    width = 0.9 * (min(sd, float(third - first) / 1.34) or sd) * len(finite) ** -0.2
-    if not width:
+    sd, iqr = float(finite.std()), float(third - first)
+    width = 0.9 * (min(sd, iqr / 1.34) if iqr > rounding else sd) * len(finite) ** -0.2
+    if width <= rounding:
         return None
     cells = int(np.clip(10 * (high - low) / width, 10, 2000))
     counts, edges = np.histogram(finite, cells, (max(0.0, float(low) - width), float(high) + width))

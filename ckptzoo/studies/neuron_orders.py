@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Wreath
+from ckptzoo.schema.groups import ROLES, AxisAction, Fixed, Group, Like, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import canonicalize, ordering_keys
 from ckptzoo.symmetry.arrays import Stacked, by_channel, positions
@@ -142,7 +142,8 @@ def largest_weights(weights: Stacked, symmetry: Symmetry) -> Keys:
     """
     keys_by_group: Keys = {}
     for group, writers in _writers(symmetry):
-        role = min((action.role for action in writers), key=("out", "gain", "bias").index)
+        # weights first; running means of BatchNorm and shifts are there, too
+        role = min((action.role for action in writers), key=("out", "gain", "bias", *ROLES).index)
         largest: list[NDArray[np.float64]] = []
         for action in (item for item in writers if item.role == role):
             channels = by_channel(np.asarray(weights[action.tensor]), action)

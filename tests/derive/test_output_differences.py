@@ -180,7 +180,9 @@ def test_wrong_tables_are_refused() -> None:
 def test_a_checkpoint_whose_own_outputs_are_not_finite_does_not_judge_the_table() -> None:
     weights = weights_of(2, 0)
     weights["fc.weight"][0] = np.nan
-    EquivalenceChecker(ARCH).check_table(TABLE, weights, INPUTS)
+    assert EquivalenceChecker(ARCH).check_table(TABLE, weights, INPUTS)
+    weights["fc.weight"][1] = np.nan
+    assert not EquivalenceChecker(ARCH).check_table(TABLE, weights, INPUTS)
 
 
 def test_memory_is_that_of_one_large_network() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 import ckptzoo
 from ckptzoo import archs
@@ -15,10 +16,12 @@ from ckptzoo.derive.tables import symmetry_of
 from ckptzoo.errors import IntegrityError, SpecError, SymmetryError, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
+from ckptzoo.format.writer import create_referring
 from ckptzoo.hub.pull import pull
+from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import seal
 from ckptzoo.symmetry import trace
-from tests.support.derived_zoos import ARCH, TABLE, files_of, weights_of, written
+from tests.support.derived_zoos import ARCH, TABLE, WRONG, files_of, weights_of, written
 
 UNKNOWN = replace(ARCH, forward=None)
 
@@ -32,6 +35,19 @@ def test_a_zoo_without_a_table_gets_the_registrys_when_it_is_derived(tmp_path: P
     derive(path, certify="none")
     assert ckptzoo.open(path).symmetry == TABLE
     assert ckptzoo.verify(path) == []
+
+
+def test_a_wrong_table_is_refused_though_the_first_checkpoints_say_nothing(tmp_path: Path) -> None:
+    weights = weights_of(7, 0)
+    weights["fc.weight"][:5] = np.nan
+    (tmp_path / "nets").mkdir()
+    for at in range(7):
+        save_file({name: np.array(array[at]) for name, array in weights.items()}, tmp_path / f"nets/{at}.safetensors")
+    # of weights in files of others it is not known whether they are finite
+    create_referring(tmp_path / "refers", arch=ARCH, card=Card("refers"), symmetry=WRONG)
+    ckptzoo.link_zoo(tmp_path / "nets", tmp_path / "refers", license="MIT")
+    with pytest.raises(SymmetryError, match="random group elements"):
+        derive(tmp_path / "refers")
 
 
 def test_a_declared_table_is_used(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import ckptzoo
 from ckptzoo.errors import ZooError
 from ckptzoo.format.digests import check_part, reference_summary
 from ckptzoo.format.references import inode_of
+from tests.support.serving import hub
 
 GOLDEN = Path(__file__).parent / "v2-references"
 
@@ -66,3 +67,39 @@ def test_the_golden_references_lead_to_the_same_bytes(tmp_path: Path) -> None:
     assert check_part(zoo.contents, 0).problems == []
     summary = reference_summary(zoo.contents)
     assert summary is not None and (summary.files, summary.blocks, summary.unchecked) == (3, 3, 0)
+
+
+def test_the_golden_references_to_other_machines_lead_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    golden = GOLDEN.with_name("v2-remote-references")
+    for name in ("CKPTZOO_OFFLINE", "HF_HUB_OFFLINE", "HF_TOKEN", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CKPTZOO_CACHE", str(tmp_path / "cache"))
+    path = shutil.copytree(golden / "zoo", tmp_path / "zoo")
+    files = {
+        f"run/step{step}.safetensors": (golden / f"files/run/step{step}.safetensors").read_bytes() for step in (1, 2)
+    }
+    with hub(files) as (front, _):
+        zoo = ckptzoo.open(path, follow=True, endpoint=front.url)
+        assert (
+            zoo.revision == "sha256:7c601011c3fbc316b515bb025ed1c88356b89fbeab9cd620af616d59fb75c869"
+            and ckptzoo.verify(path, deep=False) == []
+        )
+        assert zoo.ids == ["run-step1", "run-step2", "other"] and zoo.column("finite").to_pylist() == [True, True, None]
+        references = zoo.contents.references
+        commit = "hf://datasets/org/zoo@c0ffeec0ffeec0ffeec0ffeec0ffeec0ffeebeef/run"
+        digests = ["49e522b49fa2aa2b5b3f5d041ce4eff1bc99432e", "614807b432505c72d1e24ec26c1106eb03d3e6b3"]
+        assert references.remote_files == [
+            (f"{commit}/step1.safetensors", 246, "", f"git:{digests[0]}"),
+            (f"{commit}/step2.safetensors", 246, "", f"git:{digests[1]}"),
+            ("https://zoo.example/nets/other.safetensors", 246, '"5f3a-61"', None),
+        ]
+        assert references.sources == ["zoo", "web"] and references.is_remote.all()
+        for name in zoo.arch.names:
+            assert zoo[name][:2].tobytes() == np.stack([network(number)[name] for number in (1, 2)]).tobytes()
+        assert check_part(zoo.contents, 0).problems == []
+        summary = reference_summary(zoo.contents)
+        assert summary is not None and (summary.files, summary.blocks, summary.unchecked) == (3, 3, 1)
+    # references of this machine have no such columns
+    assert not ckptzoo.open(GOLDEN / "zoo").contents.references.is_remote.any()

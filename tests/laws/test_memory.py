@@ -89,6 +89,7 @@ def test_variants_in_memory_that_does_not_grow_with_the_zoo(tmp_path: Path) -> N
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
 def test_large_networks(tmp_path: Path) -> None:
     """48 ResNet-18s, 2.2 GB."""
     arch, zoo = archs.architecture("resnet18-100"), tmp_path / "zoo"
@@ -104,6 +105,7 @@ def test_large_networks(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(1800)
 def test_many_networks(tmp_path: Path) -> None:
     """A million OptuNets, 1.6 GB, in one part."""
     zoo = tmp_path / "zoo"

@@ -72,6 +72,7 @@ CONDITIONS = st.one_of(
     st.floats(0, 1).map(lambda value: f"test_accuracy > {value} or seed == 3"),
     st.lists(st.integers(0, 9), min_size=1, max_size=4).map(lambda seeds: {"seed": seeds}),
     st.integers(0, 4).map(lambda step: [("step", "<", step), ("member", "!=", "m'{\\}")]),
+    st.sampled_from(["member != 'm1   - 2  '", [("member", "!=", "  \t a")]]),
     st.just("member != 'a_b' and id != \"%{\""),
     st.just("MASK"),
 )

@@ -210,6 +210,19 @@ def test_the_words_of_the_glossary_are_in_order() -> None:
     assert len(words) >= 20 and words == sorted(words)
 
 
+def test_paragraphs_are_short() -> None:
+    """Those that people write and read; those of commands are the help texts of the program."""
+    further = ("architectures", "benchmarks", "concepts", "hub", "index", "stability", "studies", "troubleshooting")
+    pages = {*DOCS.glob("guide/*.md"), *(DOCS / f"{name}.md" for name in further), ROOT / "README.md"}
+    pages -= {DOCS / "guide/commands.md"}
+    long: list[str] = []
+    for page in sorted(pages):
+        prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+        found = re.split(r"\n\s*\n|\n(?=- |\d+\. |\|)", prose)
+        long += [f"{page.name}: {text[:60]}" for text in found if len(text.split()) > 90 and text[0] not in "|*"]
+    assert len(pages) > 20 and long == []
+
+
 def test_the_citation_is_that_of_the_package() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert {"cff-version", "message", "title", "authors", "version", "license"} <= set(citation)

@@ -19,6 +19,7 @@ from ckptzoo import archs
 from ckptzoo.cli.app import run as ckptzoo_command
 from ckptzoo.hub.pull import pull
 from tests.support.effort import ALL
+from tests.support.tutorials import BLOCK, Block
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -31,6 +32,12 @@ SHELL_PAGES = [ROOT / "README.md", ROOT / "docs/guide/commands.md", ROOT / "docs
 def blocks(kind: str, *pages: Path) -> list[str]:
     """The blocks of one language on some pages."""
     return [text for page in pages for text in re.findall(rf"```{kind}\n(.*?)```", page.read_text(), re.DOTALL)]
+
+
+def python_blocks(*pages: Path) -> list[tuple[str, str]]:
+    """The Python programs of some pages, each with the output that is shown below it, if there is one."""
+    found = [block for page in pages for block in BLOCK.findall(page.read_text())]
+    return [(program, output) for kind, program, output in found if kind == "python"]
 
 
 IN_TURN = """
@@ -95,7 +102,8 @@ def test_python_blocks_run(folder, few, monkeypatch):
     monkeypatch.chdir(folder)
     (lines,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     run_shell(lines)
-    plain, learning = blocks("python", *PAGES), re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    plain, shown = zip(*python_blocks(*PAGES), strict=True)
+    learning = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     programs = [(few, program) for program in blocks("python", STUDIES)]
     programs += [(folder, program) for program in (*learning, *plain)]
     environment = dict(os.environ, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}", PYTHONPATH=str(ROOT))
@@ -105,6 +113,13 @@ def test_python_blocks_run(folder, few, monkeypatch):
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     printed = done.stdout.split("\f\n")[len(blocks("python", STUDIES)) : -1]
+
+    wrong = [
+        f"{program}shows\n{output}prints\n{found}"
+        for program, output, found in zip(plain, shown, printed[len(learning) :], strict=True)
+        if output and not Block("python", program, output, found).is_right
+    ]
+    assert not wrong and sum(map(bool, shown)) >= 7, "\n".join(wrong)
 
     promises = re.findall(r"# (\([\d, ]+\))$", "".join(plain), re.MULTILINE)
     assert len(plain) >= 13 and len(promises) >= 7

@@ -16,6 +16,7 @@ from ckptzoo.remote.address import (
     file_address,
     repository,
 )
+from tests.support.effort import examples
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -57,6 +58,8 @@ def test_two_words_are_a_folder_first_and_then_a_repository(text: str, repo: str
         ("hf://datasets/org/zoo@refs/pr/3", HubAddress("org/zoo", "refs/pr/3")),
         ("hf://datasets/org/zoo@refs%2Fpr%2F3/in", HubAddress("org/zoo", "refs/pr/3", "in")),
         ("hf://datasets/org/zoo/in", HubAddress("org/zoo", "main", "in")),
+        ("hf://datasets/org/zoo@a%2Fb/in", HubAddress("org/zoo", "a/b", "in")),
+        ("https://huggingface.co/datasets/org/zoo/tree/a%2Fb/in%20it", HubAddress("org/zoo", "a/b", "in it")),
         ("https://huggingface.co/datasets/org/zoo", HubAddress("org/zoo")),
         ("https://huggingface.co/datasets/org/zoo/tree/v2/in", HubAddress("org/zoo", "v2", "in")),
         ("https://hf.co/datasets/org/zoo/", HubAddress("org/zoo")),
@@ -71,6 +74,23 @@ def test_two_words_are_a_folder_first_and_then_a_repository(text: str, repo: str
 )
 def test_schemes(text: str, place: object) -> None:
     assert candidates(text) == (place,)
+
+
+def test_a_bucket_has_no_commits() -> None:
+    with pytest.raises(
+        ZooError, match=r"got a bucket\. Copy it to this machine, hf buckets sync hf://buckets/o/b FOLDER"
+    ):
+        candidates("hf://buckets/o/b")
+
+
+@settings(max_examples=examples(500))
+@given(
+    st.text("ab%/@.2F", min_size=1, max_size=8).filter(lambda name: "@" not in name and not name.startswith("/")),
+    st.text("ab%/@.2F", max_size=8).map(lambda name: name.strip("/")),
+)
+def test_an_address_that_is_written_is_read_as_it_was(revision: str, folder: str) -> None:
+    place = HubAddress("org/zoo", revision, folder)
+    assert candidates(str(place)) == (place,)
 
 
 @pytest.mark.parametrize(

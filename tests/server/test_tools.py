@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub import CommitOperationAdd
 
-from tests.support.hosted import ZOO, Hosted
+import ckptzoo
+from tests.support.hosted import ZOO, Hosted, push
 from tests.support.hub_clients import END, run_client
 
 WALK = Path(__file__).with_name("walk.py")
@@ -34,11 +35,63 @@ def test_the_command_line(server: Hosted, tmp_path: Path) -> None:
     run_client(server, tmp_path, hf, "repos", "create", "cli", "--repo-type", "dataset")
     run_client(server, tmp_path, hf, "upload", "lab/cli", "up", "--repo-type", "dataset")
     run_client(
-        server, tmp_path, hf, "download", "lab/cli", "--repo-type", "dataset", "--local-dir", "down", role="read"
+        server,
+        tmp_path,
+        hf,
+        "download",
+        "lab/cli",
+        "--repo-type",
+        "dataset",
+        "--local-dir",
+        "down",
+        role="read",
+        xet=True,
     )
     assert (tmp_path / "down" / "a.safetensors").read_bytes() == bytes(range(256)) * 500
     listed = json.loads(run_client(server, tmp_path, hf, "repos", "list", "--json"))
     assert [(item["id"], item["type"], item["visibility"]) for item in listed] == [("lab/cli", "dataset", "public")]
+
+
+SNAPSHOT = """
+from huggingface_hub import HfFileSystem, hf_hub_download, snapshot_download
+folder = snapshot_download("lab/cli", repo_type="dataset")
+print(open(f"{folder}/a.safetensors", "rb").read() == HfFileSystem().cat("datasets/lab/cli/a.safetensors"))
+"""
+
+
+@pytest.mark.exhaustive
+def test_what_clients_do_where_hf_xet_is_installed_and_nothing_is_set(server: Hosted, tmp_path: Path) -> None:
+    pytest.importorskip("hf_xet")
+    hf = str(Path(sys.executable).with_name("hf"))
+    data = bytes(range(256)) * 500
+    server.api().create_repo("lab/cli", repo_type="dataset")
+    push(server, {"a.safetensors": data, "a.txt": b"a"}, "datasets/lab/cli")
+    run_client(
+        server, tmp_path, hf, "download", "lab/cli", "--type", "dataset", "--local-dir", "down", role="read", xet=True
+    )
+    assert (tmp_path / "down/a.safetensors").read_bytes() == data
+    assert run_client(server, tmp_path, sys.executable, "-c", SNAPSHOT, role=None, xet=True) == "True\n"
+    (tmp_path / "up").mkdir()
+    (tmp_path / "up/b.md").write_text("small")
+    run_client(server, tmp_path, hf, "upload", "lab/cli", "up", "--type", "dataset", xet=True)
+    (tmp_path / "up/b.safetensors").write_bytes(data)
+    said = run_client(server, tmp_path, hf, "upload", "lab/cli", "up", "--type", "dataset", xet=True, fails=True)
+    assert "/set-HF_HUB_DISABLE_XET=1" in said
+    run_client(server, tmp_path, hf, "upload", "lab/cli", "up", "--type", "dataset")
+    assert set(server.api().list_repo_files("lab/cli", repo_type="dataset")) >= {"a.txt", "b.md", "b.safetensors"}
+
+
+@pytest.mark.exhaustive
+def test_zoos_are_pushed_where_hf_xet_is_installed_and_nothing_is_set(server: Hosted, tmp_path: Path) -> None:
+    """By ckptzoo, which asks no hub but huggingface.co for Xet storage."""
+    command = [sys.executable, "-m", "ckptzoo"]
+    zoo = str(Path(__file__).parents[2] / "cards/mnist-optunet-trajectories")
+    run_client(server, tmp_path, *command, "push", zoo, ZOO, xet=True)
+    program = f"import ckptzoo; print(len(ckptzoo.open({ZOO!r})))"
+    assert (
+        run_client(server, tmp_path, sys.executable, "-c", program, role="read", xet=True)
+        == f"{len(ckptzoo.open(zoo))}\n"
+    )
 
 
 DATASETS = """
@@ -67,4 +120,7 @@ def test_datasets(zoo: Hosted, tmp_path: Path) -> None:
         operations.append(CommitOperationAdd(f"parts/{part}/metadata.parquet", path.read_bytes()))
     zoo.api().create_commit(ZOO, operations, commit_message="rows", repo_type="dataset")
     ids = ["m00", "m01", "m02", "m10", "m11", "m12"]
-    assert json.loads(run_client(zoo, tmp_path, sys.executable, "-c", DATASETS + END, role="read")) == [ids, ids]
+    assert json.loads(run_client(zoo, tmp_path, sys.executable, "-c", DATASETS + END, role="read", xet=True)) == [
+        ids,
+        ids,
+    ]

@@ -194,6 +194,9 @@ def test_the_peak_is_where_the_density_is_highest(scale: float) -> None:
     assert peak(values) == pytest.approx(scale * np.exp(-0.25), rel=0.05)
     assert peak(np.append(values, [np.nan, np.inf, 1e9 * scale])) == pytest.approx(peak(values), rel=0.02)
     assert peak(values[: FEW - 1]) is None and peak(np.ones(100)) is None
+    equal = scale * np.array([0.3, 0.1 + 0.2] * 50)
+    assert equal.std() > 0 and peak(equal) is None
+    assert peak(np.append(equal, [scale, 2 * scale])) == pytest.approx(0.3 * scale, rel=0.1)
     two = np.concatenate([np.random.default_rng(2).normal(at, 1, size) for at, size in ((0, 300), (9, 700))])
     assert peak(scale * np.abs(two)) == pytest.approx(9 * scale, rel=0.1)
     assert peak(scale * np.repeat([1.0, 2.0], [20, 30])) == pytest.approx(2 * scale, rel=0.1)

@@ -109,6 +109,17 @@ def test_largest_weights_are_signed_and_without_scales_and_biases() -> None:
     np.testing.assert_array_equal(largest_weights(only, gain)["a"], [[5, -6, 7]])
 
 
+@pytest.mark.parametrize("name", ["resnet18-2-10", "resnet20-conv-10", "mlp-3-4-2", "optunet"])
+def test_largest_weights_are_those_of_weights_in_every_network(name: str) -> None:
+    symmetry, arch = archs.symmetry(name), archs.architecture(name)
+    rng = np.random.default_rng(7)
+    weights = {tensor.name: rng.normal(size=(2, *tensor.shape)) for tensor in arch.tensors}
+    statistics = {tensor.name: np.full((2, *tensor.shape), 100.0) for tensor in arch.tensors if tensor.kind == "buffer"}
+    keys = largest_weights({**weights, **statistics}, symmetry)
+    assert set(keys) == {group.id for group in symmetry.groups if not isinstance(group.perm, Like)}
+    assert all(values.max() < 100 for values in keys.values())
+
+
 def test_channels_that_several_tensors_write_go_by_the_largest_of_all() -> None:
     units = (Segment("a", 0, 1, 2),)
     actions = tuple(AxisAction(name, 0, units, 1, True, "out") for name in ("one", "two"))

@@ -54,7 +54,9 @@ def fast_clock() -> SimpleNamespace:
     return SimpleNamespace(sleep=lambda seconds: time.sleep(seconds / 100))
 
 
-def run_client(server: Hosted, home: Path, *command: str, role: str | None = "write") -> str:
+def run_client(
+    server: Hosted, home: Path, *command: str, role: str | None = "write", xet: bool = False, fails: bool = False
+) -> str:
     """Run a program as a client of a server and return what it prints.
 
     Nothing else of the environment reaches it; what it keeps, it keeps in ``home``.
@@ -63,6 +65,10 @@ def run_client(server: Hosted, home: Path, *command: str, role: str | None = "wr
     ----------
     role
         whose token it has; None for none.
+    xet
+        whether it may look for Xet storage, as clients do where nothing is set.
+    fails
+        whether it has to fail; what it prints of that is returned.
     """
     home.mkdir(exist_ok=True)
     environment = {name: os.environ[name] for name in ("PATH", "LANG", "SYSTEMROOT") if name in os.environ}
@@ -77,8 +83,10 @@ def run_client(server: Hosted, home: Path, *command: str, role: str | None = "wr
         "NO_COLOR": "1",
         "PYTHONPATH": str(ROOT),
     }
+    if xet:
+        del environment["HF_HUB_DISABLE_XET"]
     if role is not None:
         environment["HF_TOKEN"] = server.tokens[role]
     done = subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert (done.returncode != 0) == fails, done.stdout + done.stderr
+    return done.stderr if fails else done.stdout

@@ -21,7 +21,7 @@ from tests.support.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in (ROOT / "docs/tutorials").glob("*.md") if path.name != "index.md")
-_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MULTILINE | re.DOTALL)
 _PORT = "8000"
 """That of the server in the pages; another one that is free takes its place while they are run."""
 
@@ -62,7 +62,7 @@ def run(pages: list[Path], home: Path) -> list[list[Block]]:
         "COLUMNS": "100",
         "OMP_NUM_THREADS": "1",  # workers of a test run share the cores
     }
-    blocks = [_BLOCK.findall(page.read_text()) for page in pages]
+    blocks = [BLOCK.findall(page.read_text()) for page in pages]
     programs = [[(kind, program.replace(_PORT, port)) for kind, program, _ in page] for page in blocks]
     done = subprocess.run(
         # warnings of the package itself, about zoos, are UserWarnings
@@ -95,7 +95,7 @@ def rewritten(page: str, blocks: list[Block]) -> str:
         output = f"\n```text\n{block.printed}```\n" if block.printed else ""
         return f"```{block.kind}\n{block.program}```\n{output}"
 
-    return _BLOCK.sub(with_output, page)
+    return BLOCK.sub(with_output, page)
 
 
 def _outputs(page: Path, programs: list[list[str]]) -> Iterator[str]:

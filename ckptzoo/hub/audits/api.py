@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, columns, say
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.audits.judgement import Finding, judged
-from ckptzoo.hub.audits.sources import Transfer, steps_of
+from ckptzoo.hub.audits.sources import Transfer, said, steps_of
 from ckptzoo.hub.audits.steps import ROUNDS, Piece, PublishedStep, pieces_of
 from ckptzoo.hub.audits.zoos import steps_of_zoo
 from ckptzoo.hub.imports.source_lists import open_sources
@@ -153,18 +153,16 @@ def audit(
         step = "Name a zoo, or a folder or repository with checkpoint files."
         raise ZooError(Problem(", ".join(map(str, given))[:300], "checkpoints", "at least one", got, step))
     with ThreadPoolExecutor(_WORKERS, "ckptzoo-audit") as pool:
-
-        def each(action: object, items: Iterable[PublishedStep]) -> None:
-            for _ in pool.map(action, items):  # pyright: ignore[reportArgumentType]
-                pass
+        failed = dict[PublishedStep, str]()
 
         def read_all(items: Sequence[PublishedStep]) -> None:
-            each(_read_all, items)
+            failed.update(filter(None, pool.map(_read_all, items)))
 
         if everything:
             read_all(steps)
-        _sample(steps, pool)
-        judgement = judged(steps, read_all)
+        failed |= _sample([step for step in steps if step not in failed], pool)
+        judgement = judged([step for step in steps if step not in failed], read_all)
+        unreadable |= {step.where: text for step, text in failed.items()}
     findings = [
         *judgement.findings,
         *(Finding("unreadable", path, (), text, "Fetch it again.") for path, text in unreadable.items()),
@@ -183,12 +181,18 @@ def _is_zoo(address: str | Path) -> bool:
     return (path / layout.ZOO).is_file() or ("://" not in str(address) and not path.exists())
 
 
-def _read_all(step: PublishedStep) -> None:
-    step.reader.read_all(step)
+def _read_all(step: PublishedStep) -> tuple[PublishedStep, str] | None:
+    """Read every number of a step; return which it is and why where it cannot be read."""
+    try:
+        step.reader.read_all(step)
+    except (ZooError, OSError) as error:
+        return step, said(error)
+    return None
 
 
-def _sample(steps: Sequence[PublishedStep], pool: ThreadPoolExecutor) -> None:
-    """Read samples, and further ones where the numbers of a run do not move."""
+def _sample(steps: Sequence[PublishedStep], pool: ThreadPoolExecutor) -> dict[PublishedStep, str]:
+    """Read samples, and further ones where the numbers of a run do not move; return which cannot be read, and why."""
+    failed = dict[PublishedStep, str]()
     alike: dict[object, list[PublishedStep]] = defaultdict(list)
     for step in steps:
         alike[step.layout].append(step)
@@ -199,15 +203,32 @@ def _sample(steps: Sequence[PublishedStep], pool: ThreadPoolExecutor) -> None:
             if not new or (number and _moves(own, pieces)):
                 break
             pieces += new
-            _read(own, new, pool)
+            failed |= _read(own, new, pool)
+            own = [step for step in own if step not in failed]
+            if not own:
+                break
+    return failed
 
 
-def _read(steps: Sequence[PublishedStep], pieces: Sequence[Piece], pool: ThreadPoolExecutor) -> None:
+def _read(
+    steps: Sequence[PublishedStep], pieces: Sequence[Piece], pool: ThreadPoolExecutor
+) -> dict[PublishedStep, str]:
     by_reader: dict[int, list[PublishedStep]] = defaultdict(list)
     for step in steps:
         by_reader[id(step.reader)].append(step)
-    for _ in pool.map(lambda own: own[0].reader.read(own, pieces), by_reader.values()):
-        pass
+    found = pool.map(lambda own: _read_of_one(own, pieces), by_reader.values())
+    return {step: text for some in found for step, text in some.items()}
+
+
+def _read_of_one(steps: Sequence[PublishedStep], pieces: Sequence[Piece]) -> dict[PublishedStep, str]:
+    """Read pieces of steps of one reader; where that fails, of one step after another."""
+    try:
+        steps[0].reader.read(steps, pieces)
+    except (ZooError, OSError) as error:
+        if len(steps) == 1:
+            return {steps[0]: said(error)}
+        return {failed: text for step in steps for failed, text in _read_of_one([step], pieces).items()}
+    return {}
 
 
 def _moves(steps: Sequence[PublishedStep], pieces: Sequence[Piece]) -> bool:
@@ -216,5 +237,8 @@ def _moves(steps: Sequence[PublishedStep], pieces: Sequence[Piece]) -> bool:
     for step in steps:
         runs[step.run].append(step)
     several = [own for own in runs.values() if len(own) > 1]
-    moving = sum(any(len({step.values[piece].tobytes() for step in own}) > 1 for own in several) for piece in pieces)
+    moving = sum(
+        any(len({step.values[piece].tobytes() for step in own if piece in step.values}) > 1 for own in several)
+        for piece in pieces
+    )
     return not several or moving >= _MOVING * len(pieces)

@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from ckptzoo.hub.untrusted.results import Fact
 from ckptzoo.hub.untrusted.safetensors import read_entries
 from ckptzoo.hub.untrusted.torch_files import PLACES
 from ckptzoo.schema.architecture import ITEMSIZE
+from ckptzoo.text import excerpt
 
 Fetch = Callable[[int, int], bytes]
 _LOCAL, _SPARE = 30, 256
@@ -79,11 +81,12 @@ def safetensors_places(
 
 def torch_places(
     fetch: Fetch, size: int, location: str, process: ReadingProcess
-) -> tuple[dict[str, Place], Mapping[str, Fact]]:
-    """Return the tensors of a file of torch.save by name, and the scalars beside them.
+) -> tuple[dict[str, Place], dict[str, tuple[str, tuple[int, ...]]], Mapping[str, Fact]]:
+    """Return the tensors of a file of torch.save by name, dtype and shape of those without a place, and the scalars
+    beside them.
 
-    Its directory and its ``data.pkl`` are read; the latter in ``process``. Tensors whose numbers are not in one piece
-    have no place.
+    Its directory and its ``data.pkl`` are read; the latter in ``process``. Tensors whose numbers are not in one piece,
+    or are packed, have no place. Raises ``IntegrityError`` where a member ends before a tensor in it does.
     """
     limited = _Limited(fetch, size, location)
     try:
@@ -110,6 +113,7 @@ def torch_places(
     if isinstance(answer, IntegrityError):
         raise answer
     places, facts, dtypes = dict[str, Place](), dict[str, Fact](), list(ITEMSIZE)
+    elsewhere = dict[str, tuple[str, tuple[int, ...]]]()
     for result in answer:
         state = result.state_dict(location.rpartition("/")[2], arrays)
         key = state.source.partition("#")[2]
@@ -117,10 +121,17 @@ def torch_places(
         for name, numbers in state.tensors.items():
             storage, skipped, dtype, *shape = (int(number) for number in numbers)
             member = infos.get(f"{pickle.filename.removesuffix('data.pkl')}data/{storage}")
-            if member is not None and member.compress_type == zipfile.ZIP_STORED:
-                full = f"{key}.{name}" if key else name
-                places[full] = Place(dtypes[dtype], tuple(shape), member.header_offset, skipped, in_member=True)
-    return places, facts
+            full = f"{key}.{name}" if key else name
+            if member is None or member.compress_type != zipfile.ZIP_STORED:
+                elsewhere[full] = dtypes[dtype], tuple(shape)
+                continue
+            stop = skipped + prod(shape) * ITEMSIZE[dtypes[dtype]]
+            # a member that says less of itself than lies there would show bytes of the next one
+            if stop > min(member.file_size, member.compress_size):
+                got = f"{min(member.file_size, member.compress_size)} bytes in the archive"
+                raise IntegrityError(Problem(location, f"tensor {excerpt(full, 80)!r}", f"{stop} bytes", got, _STEP))
+            places[full] = Place(dtypes[dtype], tuple(shape), member.header_offset, skipped, in_member=True)
+    return places, elsewhere, facts
 
 
 class _Limited(RawIOBase):

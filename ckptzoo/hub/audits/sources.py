@@ -5,6 +5,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BufferedReader, RawIOBase
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -45,14 +46,16 @@ class Found:
 
 
 class Transfer:
-    """Counts the bytes of files that were read."""
+    """Counts the bytes of files that were read, by several threads."""
 
     def __init__(self) -> None:
         self.nbytes = self.stored = 0
+        self._lock = Lock()
 
     def counted(self, fetch: Callable[[int, int], bytes], start: int, stop: int) -> bytes:
         data = fetch(start, stop)
-        self.nbytes += len(data)
+        with self._lock:
+            self.nbytes += len(data)
         return data
 
 
@@ -194,8 +197,8 @@ class _StepReader:
             self.sizes.append(entry.size)
             try:
                 self._take_file(entry)
-            except ZooError as error:
-                self.found.unreadable[entry.path] = str(error)
+            except (ZooError, OSError) as error:
+                self.found.unreadable[entry.path] = said(error)
 
     def _take_file(self, entry: FoundCheckpoints) -> None:
         paths = list(entry.parts) or [entry.path]
@@ -204,11 +207,8 @@ class _StepReader:
         known = [file for file in files if file is not None]
         if len(known) == len(paths) and forms in ({"safetensors"}, {"torch"}) and self._is_zip(known, forms):
             self._take_places(entry, known, is_torch=forms == {"torch"})
-        elif self._opened.is_local or self._everything or entry.size <= _SMALL:
-            self._take_whole(entry)
         else:
-            form = entry.form or self._adapter.name
-            self.found.passed[entry.path] = f"{form}, which has to be read whole: --all reads it"
+            self._take_whole(entry)
 
     def _is_zip(self, files: Sequence[SourceFile], forms: set[str]) -> bool:
         """Tell whether files of torch.save are archives, as those since torch 1.6 are."""
@@ -216,26 +216,37 @@ class _StepReader:
 
     def _take_places(self, entry: FoundCheckpoints, files: Sequence[SourceFile], *, is_torch: bool) -> None:
         places, facts = dict[str, tuple[SourceFile, Place]](), dict[str, Fact]()
+        elsewhere = dict[str, tuple[str, tuple[int, ...]]]()
         for file in files:
             location = f"{self._opened.address}: {file.path}"
             assert file.fetch is not None
             if is_torch:
-                own, said = torch_places(file.fetch, file.size, location, self._process)
+                own, others, beside = torch_places(file.fetch, file.size, location, self._process)
+                elsewhere |= others
             else:
-                own, said = safetensors_places(self._sparse.head(file), file.fetch, file.size, location)
+                own, beside = safetensors_places(self._sparse.head(file), file.fetch, file.size, location)
             places |= {name: (file, place) for name, place in own.items()}
-            facts |= said
+            facts |= beside
+        if elsewhere and (self._everything or not places):
+            self._take_whole(entry)
+            return
         if not places:
             raise ZooError(Problem(entry.path, "content", "tensors", "none", "Leave it out: --exclude."))
-        layout: Layout = tuple((name, place.dtype, place.shape) for name, (_, place) in sorted(places.items()))
+        described = {name: (place.dtype, place.shape) for name, (_, place) in places.items()} | elsewhere
+        layout: Layout = tuple((name, dtype, shape) for name, (dtype, shape) in sorted(described.items()))
         layout = self._layouts.setdefault(layout, layout)
-        reader = PlacesReader(places, self._opened, entry.path, self._everything)
+        can_read_all = (self._opened.is_local or self._everything) and not elsewhere
+        reader = PlacesReader(places, self._opened.address, entry.path, reads_all=can_read_all)
         step, claims = self._step(entry, facts)
         digests = [file.digest or "" for file in files]
         digest = "files:" + " ".join(digests) if all(digests) else ""
         self.found.steps.append(PublishedStep(entry.member, step, entry.path, layout, reader, digest, claims))
 
     def _take_whole(self, entry: FoundCheckpoints) -> None:
+        if not (self._opened.is_local or self._everything or entry.size <= _SMALL):
+            form = entry.form or self._adapter.name
+            self.found.passed[entry.path] = f"{form}, which has to be read whole: --all reads it"
+            return
         contents = entry.read()
         (states,) = self._reader.read([(entry, contents)])
         if isinstance(states, ZooError):
@@ -261,18 +272,16 @@ class _StepReader:
 
 
 class PlacesReader:
-    """Reads numbers of one step by ranges of its files."""
+    """Reads numbers of one step by ranges of its files; a tensor without a place is not read."""
 
     def __init__(
-        self, places: Mapping[str, tuple[SourceFile, Place]], opened: OpenedSource, path: str, everything: bool
+        self, places: Mapping[str, tuple[SourceFile, Place]], address: str, path: str, *, reads_all: bool
     ) -> None:
-        self._places, self.path, self._address = places, path, opened.address
-        self.is_local, self.reads_all = opened.is_local, opened.is_local or everything
+        self._places, self.path, self._address, self.reads_all = places, path, address, reads_all
 
     def read(self, steps: Sequence[PublishedStep], pieces: Sequence[Piece]) -> None:
         (step,) = steps
-        for piece in pieces:
-            step.values[piece] = self._read(piece.name, piece.numbers)
+        step.values |= {piece: self._read(*piece) for piece in pieces if piece.name in self._places}
 
     def read_all(self, step: PublishedStep) -> None:
         step.digest, step.nonfinite = digest_of((name, self._whole(name)) for name in sorted(self._places))
@@ -285,6 +294,11 @@ class PlacesReader:
         file, place = self._places[name]
         assert file.fetch is not None
         return place.read(file.fetch, count, f"{self._address}: {file.path}")
+
+
+def said(error: ZooError | OSError) -> str:
+    """Return what an error says of a file."""
+    return str(error) if isinstance(error, ZooError) else error.strerror or type(error).__name__
 
 
 class _WholeNumbers:

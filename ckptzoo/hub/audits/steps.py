@@ -81,13 +81,14 @@ def layout_of(tensors: Mapping[str, NDArray[Any]]) -> Layout:
 def pieces_of(layout: Layout, number: int) -> list[Piece]:
     """Return what sample ``number`` reads: the first numbers of tensors all over the network."""
     floats = [(name, dtype, prod(shape)) for name, dtype, shape in layout if dtype in _FLOATS and prod(shape)]
-    # biases and gains are few numbers, and may never move
+    # biases and gains are few numbers, which may never move, and go back and forth more than others
     large = [item for item in floats if item[2] >= 256] or floats
     nbytes = sum(ITEMSIZE[dtype] * prod(shape) for _, dtype, shape in layout if dtype in ITEMSIZE)
-    most = min(max(nbytes // _SHARE, _LEAST), _MOST) // _TENSORS
+    most = min(max(nbytes // _SHARE, _LEAST), _MOST)
     order = sorted(range(len(large)), key=lambda at: (at * _GOLDEN) % 1)
-    chosen = order[number * _TENSORS : (number + 1) * _TENSORS]
-    return [Piece(large[at][0], min(large[at][2], most // ITEMSIZE[large[at][1]])) for at in sorted(chosen)]
+    chosen = sorted(order[number * _TENSORS : (number + 1) * _TENSORS])
+    each = most // max(1, len(chosen))
+    return [Piece(large[at][0], min(large[at][2], each // ITEMSIZE[large[at][1]])) for at in chosen]
 
 
 def digest_of(tensors: Iterable[tuple[str, NDArray[Any]]]) -> tuple[str, list[str]]:

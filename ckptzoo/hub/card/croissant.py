@@ -149,8 +149,14 @@ def _files(zoo: Zoo) -> Iterator[dict[str, Any]]:
 
     rows = "Rows of the checkpoints, one part of the zoo a file."
     yield files("metadata", f"{layout.PARTS}/*/{layout.METADATA}", _PARQUET, rows)
-    weights = "Weights as trained: in each tensor the first axis is that of the checkpoints, in the order of the rows."
-    yield files("weights", f"{layout.PARTS}/*/{layout.RAW}-*.safetensors", _SAFETENSORS, weights)
+    if zoo.contents.identity.references:
+        weights = "Where the weights as trained are: in files of others, one row or more for each checkpoint."
+        yield files("references", f"{layout.PARTS}/*/{layout.REFERENCES}", _PARQUET, weights)
+    elif layout.RAW in zoo.variants:
+        weights = (
+            "Weights as trained: in each tensor the first axis is that of the checkpoints, in the order of the rows."
+        )
+        yield files("weights", f"{layout.PARTS}/*/{layout.RAW}-*.safetensors", _SAFETENSORS, weights)
     for name in zoo.gauges:
         said = f"The variant {name}: the same functions, with symmetries of the network removed."
         yield files(f"variant-{config_of(name)}", f"{layout.DERIVED}/{name}/*/*.safetensors", _SAFETENSORS, said)
@@ -208,7 +214,8 @@ def _responsible(zoo: Zoo, card: Card, rows: pa.Table, created: list[datetime]) 
     said = ", ".join(f"{counted(number, 'checkpoint')} {what}" for what, number in numbers.items())
     yield "rai:dataCollectionMissingData", f"A column is null where its value is not known. {said}."
     derived = f"Variants: {', '.join(zoo.gauges)}." if zoo.gauges else "No variants."
-    yield "rai:dataPreprocessingProtocol", [f"The weights are stored as trained. {derived}"]
+    stored = "are stored as trained" if not zoo.contents.identity.references else "stay in the files that they came in"
+    yield "rai:dataPreprocessingProtocol", [f"The weights {stored}. {derived}"]
     yield (
         "rai:dataReleaseMaintenancePlan",
         "The zoo grows by parts, of which none is ever changed; each of its revisions can be opened again.",

@@ -133,10 +133,12 @@ def _loading(zoo: Zoo, card: Card, folder: str) -> str:
     gauge = "canonical" if "canonical" in complete else next(iter(complete), None)
     key = f'"{first.name}"' + (f', "{gauge}"' if gauge else "")
     shape = f"({', '.join(map(str, (len(zoo), *first.shape)))}{'' if first.shape else ','})"
+    # readers follow references to other machines where they say so
+    refers = zoo.contents.identity.references and bool(zoo.contents.references.is_remote.all())
     lines = [
         "import ckptzoo",
         "",
-        f"zoo = ckptzoo.open({quoted(address)})",
+        f"zoo = ckptzoo.open({quoted(address)}{', follow=True' if refers else ''})",
         f"weights = zoo[{key}]  # lazy, {shape}: indexing reads",
     ]
     without_raw = len(zoo) > 0 and zoo.ids[0] in contents.ids_without_raw_weights(zoo)

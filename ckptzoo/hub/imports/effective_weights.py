@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, SpecError
 from ckptzoo.hub.contributions.matching import without_wrappers
+from ckptzoo.hub.imports.mapped import loaded
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -64,7 +65,7 @@ def effective(tensors: Mapping[str, NDArray[Any]], location: str) -> Effective:
         step = "Save the network once, with one of them."
         raise SpecError(Problem(location, f"tensor {plan.problem!r}", "one of its forms", "two", step))
     arrays = {plan.names[name]: array for name, array in tensors.items()}
-    facts: dict[str, Any] = {name: arrays.pop(name).item() for name in plan.facts}
+    facts: dict[str, Any] = {name: loaded(arrays.pop(name)).item() for name in plan.facts}
     masks: Arrays = {}
     done: dict[str, list[str]] = {}
     for rule in plan.rules:

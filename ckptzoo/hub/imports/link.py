@@ -4,40 +4,53 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Mapping, Sequence
-from functools import partial
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
 
 from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError, ZooError
-from ckptzoo.format.references import MAX_LAYOUTS, FileLayout, Reference, TensorPlace, inode_of
-from ckptzoo.format.sources import forget, remember, remembered
+from ckptzoo.format.files import Folder
+from ckptzoo.format.reader import read_contents
+from ckptzoo.format.references import MAX_LAYOUTS, FileLayout, Reference, References, RemoteFile, TensorPlace, inode_of
+from ckptzoo.format.sources import Servers, forget, remember, remember_servers, remembered, remembered_servers
 from ckptzoo.format.writer import ReferenceWriter, create_referring
 from ckptzoo.hub.contributions.evaluation import Factory
 from ckptzoo.hub.imports.adapters import Options
+from ckptzoo.hub.imports.adapters.adapter import Picked
 from ckptzoo.hub.imports.choice import AUTO
 from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.mapped import MappedFile, address_of, mapped_file, open_mapped
 from ckptzoo.hub.imports.outlines import outline
+from ckptzoo.hub.imports.remote_links import READ_STORAGE, LinkedFiles, RemoteMap, open_linked
 from ckptzoo.hub.imports.report import ImportResult
 from ckptzoo.hub.imports.run import Importer, bring
-from ckptzoo.hub.imports.same_architecture import Tensors
-from ckptzoo.hub.imports.target import Declaration, OpenZoo, TargetZoos, commit_zoo
+from ckptzoo.hub.imports.same_architecture import Saved, Tensors
+from ckptzoo.hub.imports.source_lists import open_places, resolved
+from ckptzoo.hub.imports.sources import ImportSource
+from ckptzoo.hub.imports.target import Declaration, NewCheckpoint, OpenZoo, TargetZoos, commit_zoo
+from ckptzoo.hub.untrusted import Limits
+from ckptzoo.remote.referenced import RemoteReferences
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import Progress
 
-_FILES = 32
-"""Files that are mapped together: each keeps a descriptor open."""
+_FILES = 24
+"""Files that are mapped together: each keeps two descriptors open."""
 _KEPT = 64
 """Kinds of headers that are kept."""
 
 
 @checked
 def link_zoo(
-    source: str | Path,
+    source: str | Path | Sequence[str | Path],
     to: str | Path,
     *,
     adapter: str = AUTO,
@@ -53,6 +66,8 @@ def link_zoo(
     dataset: str | None = None,
     scaling: tuple[Sequence[float], Sequence[float]] | None = None,
     options: Options | None = None,
+    endpoint: str | None = None,
+    token: str | None = None,
     progress: Progress | None = None,
 ) -> ImportResult:
     """Make a zoo of checkpoints whose weights stay in their files, which it refers to.
@@ -60,12 +75,15 @@ def link_zoo(
     Parameters
     ----------
     source
-        a folder or a file on this machine.
+        a folder or a file on this machine; or on others ``hf://org/model@revision`` or ``hf://datasets/org/name``, at
+        the commit that the revision is now, ``hf://org/model@step*`` for all branches and tags that fit,
+        ``https://host/path/file``, ``https://host/path/`` for a page that lists files, ``s3://bucket/path/file`` of a
+        public bucket; a text file (``.txt``) of such addresses, one on a line; or several of these.
     to
         the zoo's folder: new, or of a zoo that was made so; what it has is not looked at again.
     adapter, names, arch, module, input_shape, split_by, skip_bad, include, exclude
         as for ``import_zoo``, which gives checkpoints the same names and facts.
-    license, dataset, scaling, options, progress
+    license, dataset, scaling, options, endpoint, token, progress
         as for ``import_zoo``.
 
     Raises
@@ -78,7 +96,9 @@ def link_zoo(
     -----
     Headers are read, and no weights, so that whether these are finite is not known until ``ckptzoo.verify`` has read
     them. That the zoo may follow its references to ``source`` is recorded for this user, outside of the zoo. A file
-    that changes later is an error that names it.
+    that changes later is an error that names it. On other machines a server that is named here may have any address
+    and speak http; every other one that is asked, by a redirect, has to be public and to speak https. Addresses with a
+    password, a signature or a token are refused. Only files of safetensors and of ``torch.save`` are linked there.
 
     Examples
     --------
@@ -86,34 +106,70 @@ def link_zoo(
     >>> done.added, ckptzoo.open("zoos/linked")["fc.weight"].shape
     (1, (1, 10, 10))
     """
-    path = Path(source)
-    if "://" in str(source):
-        step = "Fetch it first, or copy its weights with ckptzoo import."
-        raise ZooError(Problem(str(source), "source", "a folder or a file on this machine", "an address", step))
-    return bring(
-        open_mapped(path),
-        to,
-        target=partial(LinkedZoos, path),
-        importer=_Linker,
-        adapter=adapter,
-        names=names,
-        arch=arch,
-        module=module,
-        input_shape=input_shape,
-        split_by=split_by,
-        skip_bad=skip_bad,
-        include=include,
-        exclude=exclude,
-        license=license,
-        dataset=dataset,
-        scaling=scaling,
-        options=options,
-        progress=progress,
-    )
+    given = [source] if isinstance(source, str | Path) else list(source)
+    with ExitStack() as stack:
+        opened, target = _opened(stack, given, str(to), endpoint, token)
+        return bring(
+            opened,
+            to,
+            target=target,
+            importer=_Linker,
+            adapter=adapter,
+            names=names,
+            arch=arch,
+            module=module,
+            input_shape=input_shape,
+            split_by=split_by,
+            skip_bad=skip_bad,
+            include=include,
+            exclude=exclude,
+            license=license,
+            dataset=dataset,
+            scaling=scaling,
+            options=options,
+            progress=progress,
+        )
+
+
+def _opened(
+    stack: ExitStack, given: Sequence[str | Path], zoo: str, endpoint: str | None, token: str | None
+) -> tuple[ImportSource, Callable[..., TargetZoos]]:
+    """Open the sources of a link, and return them as one with what makes zoos of them."""
+    places = resolved(given, endpoint=endpoint, token=token)
+    afar = [place for place in places if not isinstance(place, str) or "://" in place]
+    if not afar:
+        if len(places) > 1:
+            step = "Link one after the other into the same zoo."
+            raise ZooError(Problem("link", "sources", "one folder or file on this machine", str(len(places)), step))
+        path = Path(str(places[0]))
+        return open_mapped(path), partial(LinkedZoos, path)
+    if len(afar) < len(places):
+        step = "Link one after the other into the same zoo."
+        got = "some on this machine and some on others"
+        raise ZooError(Problem("link", "sources", "all on this machine or all on others", got, step))
+    texts = [place for place in afar if isinstance(place, str)]
+    named = sorted({_server(text) for text in texts if text.lower().startswith(("http://", "https://"))})
+    files = stack.enter_context(RemoteReferences(zoo, servers=named, endpoint=endpoint, token=token))
+    ahead = LinkedFiles(files)
+    stack.callback(ahead.close)
+    source = open_places(given, places, partial(open_linked, ahead=ahead, endpoint=endpoint, token=token))
+    servers = Servers(tuple(named), endpoint, is_linked=True)
+    return source, partial(RemoteLinkedZoos, source.address, ahead.expect(source), servers)
+
+
+def _server(address: str) -> str:
+    """Return the server of an address: who links a file names it."""
+    parts = urlsplit(address)
+    return f"{parts.scheme.lower()}://{parts.netloc.rpartition('@')[2].lower()}"
 
 
 class _Linker(Importer):
     """Collects files as an import does, and looks at no more of their weights than it has to."""
+
+    @property
+    def limits(self) -> Limits:
+        # of files on other machines nothing else is there
+        return Limits(compared=READ_STORAGE)
 
     @property
     def most(self) -> tuple[int, float]:
@@ -135,11 +191,43 @@ class LinkedZoos(TargetZoos):
         self._recent = dict[Any, FileLayout]()
         self._used = dict[Path, dict[int, int]]()
         self._names = dict[tuple[Path, str], str]()
+        self._held = dict[Path, dict[str, set[str]]]()
+        self._known = dict[Path, _Linked]()
+        self._real = Path(os.path.realpath(place))
 
     def end(self, label: str) -> None:
-        """Record where the references of the source lead, also of a zoo that had all of it."""
+        """Record where sources of this name are that the zoos had, and whose files have moved here."""
         for zoo in self._zoos:
-            self._source_name(zoo, label)
+            linked, known = self._linked(zoo), remembered(zoo.path)
+            for name in sorted(filter(re.compile(rf"{re.escape(label)}(-\d+)?").fullmatch, linked.sources)):
+                if known.get(name) != self._real and _may_lead(linked, known, name, self._real):
+                    self._record(zoo, name)
+
+    def _effective(self, item: NewCheckpoint) -> Saved:
+        # numbers of a file that became shorter since it was mapped cannot be looked at
+        for file in {id(file): file for file in map(mapped_file, item.saved.tensors.values()) if file}.values():
+            file.require_same()
+        return super()._effective(item)
+
+    def holds(self, picked: Picked, unit: str) -> bool | None:
+        """Whether the zoo's checkpoint of a unit is in this file; where it is in another one, has these numbers."""
+        if unit not in self._rows:
+            return None
+        zoo, id = self._rows[unit]
+        files = [file for file in map(mapped_file, picked.tensors.values()) if file is not None]
+        # nothing is read of a file that is the one that was linked
+        if self._linked(zoo).of(id) <= {_facts(file.status) for file in files}:
+            return True
+        try:
+            return super().holds(picked, unit)
+        except ZooError:  # that file is not there, so that this one is another
+            return False
+
+    def _linked(self, zoo: OpenZoo) -> "_Linked":
+        """Return the references that a zoo had before."""
+        if zoo.path not in self._known:
+            self._known[zoo.path] = _Linked(zoo.path)
+        return self._known[zoo.path]
 
     def _source_name(self, zoo: OpenZoo, label: str) -> str:
         """Return the name of the place in a zoo, and record that the zoo may follow its references there.
@@ -147,12 +235,28 @@ class LinkedZoos(TargetZoos):
         A folder and an archive of it have one label, and are two places.
         """
         if (name := self._names.get((zoo.path, label))) is None:
-            known, place = remembered(zoo.path), Path(os.path.realpath(self.place))
+            linked, known = self._linked(zoo), remembered(zoo.path)
             names = (label if not number else f"{label}-{number + 1}" for number in itertools.count())
-            name = next(name for name in names if known.get(name, place) == place or not known[name].exists())
-            remember(zoo.path, {name: place})
+            name = next(name for name in names if _may_lead(linked, known, name, self._real))
+            if known.get(name) != self._real:
+                self._record(zoo, name)
             self._names[zoo.path, label] = name
         return name
+
+    def _record(self, zoo: OpenZoo, name: str) -> None:
+        """Record that a source is here, and say so where it was elsewhere, or another one has its name."""
+        linked, before = self._linked(zoo).sources, remembered(zoo.path).get(name)
+        remember(zoo.path, {name: self._real})
+        if name in linked and before is not None:
+            self._note(f"files of {name!r} have moved from {before} to {self._real}, and are read there")
+        elif name not in linked and (others := [other for other in sorted(linked) if _plain(other) == _plain(name)]):
+            self._note(f"files of {self._real} are {name!r} in the zoo, which has other files as {others[0]!r}")
+
+    def _make_room(self) -> None:
+        (first,) = self._zoos
+        known = remembered(first.path)
+        super()._make_room()
+        remember(first.path, known)
 
     def _create(self, path: Path, arch: Architecture, card: Card, symmetry: Symmetry | None) -> None:
         forget(path)
@@ -185,6 +289,10 @@ class LinkedZoos(TargetZoos):
         if sum(used.values()) >= MAX_LAYOUTS:
             commit_zoo(zoo)
 
+    def _place_of(self, row: Row) -> str:
+        """Return where a checkpoint is, for messages."""
+        return f"{self.place}: {row['extra'].get('file', row['id'])}"
+
     def _references(self, zoo: OpenZoo, tensors: Tensors, row: Row) -> list[Reference]:
         """Return where the tensors of a checkpoint are; raise ``SpecError`` for one that lies in no file as it is."""
         places = dict[tuple[int, int], tuple[MappedFile, list[tuple[str, int]]]]()
@@ -196,15 +304,13 @@ class LinkedZoos(TargetZoos):
                 continue
             file = mapped_file(array)
             if file is None or not array.flags.c_contiguous or not array.dtype.isnative:
-                location = f"{self.place}: {row['extra'].get('file', row['id'])}"
                 expected, got = "numbers as they lie in the file", "numbers that are packed, reordered or computed"
-                raise SpecError(Problem(location, f"tensor {tensor.name!r}", expected, got, _STEP))
+                raise SpecError(Problem(self._place_of(row), f"tensor {tensor.name!r}", expected, got, _STEP))
             offset = address_of(array) - file.address
             _, own = places.setdefault((id(file), file.member_at(offset)), (file, []))
             own.append((tensor.name, offset))
         if not places:
-            location = f"{self.place}: {row['id']}"
-            raise SpecError(Problem(location, "tensors", "numbers in a file", "none", _STEP))
+            raise SpecError(Problem(self._place_of(row), "tensors", "numbers in a file", "none", _STEP))
         first, *_ = places
         places[first][1].extend((name, first[1]) for name in empty)
         source = self._source_name(zoo, row["source"])
@@ -216,7 +322,7 @@ class LinkedZoos(TargetZoos):
         """Return where these tensors are in a file, given with their first bytes in it."""
         form, _ = file.forms[base]
         start, pieces, names = outline(file, base, [offset for name, offset in own if arch[name].nbytes])
-        header = b"".join(file[base + at : base + at + count] for at, count in pieces or [(0, start - base)])
+        header = b"".join(file.piece(base + at, base + at + count) for at, count in pieces or [(0, start - base)])
         own_header = header if form == "safetensors" else b""
         key = (form, pieces, own_header, tuple((name, max(0, offset - start)) for name, offset in own))
         if (layout := self._recent.get(key)) is None:
@@ -230,11 +336,126 @@ class LinkedZoos(TargetZoos):
             if len(self._recent) >= _KEPT:
                 self._recent.clear()
             layout = self._recent[key] = self._layouts.setdefault(layout, layout)
-        status = file.status
-        digest = hashlib.sha256(header).digest()
+        digest, status = hashlib.sha256(header).digest(), file.status
+        if isinstance(file, RemoteMap):
+            remote = RemoteFile(*file.recorded)
+            return Reference(source, file.path, base, start, remote.size, 0, 0, digest, layout, remote)
         return Reference(
             source, file.path, base, start, status.st_size, inode_of(status), status.st_mtime_ns, digest, layout
         )
+
+
+class _Linked:
+    """The references that a zoo has, and what was recorded of each file: its size, its inode and its time."""
+
+    def __init__(self, zoo: Path) -> None:
+        contents = read_contents(Folder(zoo))
+        self._references, self._ids = contents.references, contents.raw.rows["id"].to_pylist()
+        self.sources = frozenset(self._references.sources)
+
+    @cached_property
+    def _by_id(self) -> dict[str, set[tuple[int, int, int]]]:
+        found = dict[str, set[tuple[int, int, int]]]()
+        for row, facts in zip(self._references.rows.tolist(), self._references.facts, strict=True):
+            found.setdefault(self._ids[row], set()).add(facts[2:])
+        return found
+
+    def of(self, id: str) -> set[tuple[int, int, int]]:
+        """The facts that were recorded of the files of a checkpoint."""
+        return self._by_id[id]
+
+    def is_at(self, name: str, place: Path) -> bool:
+        """Whether a file of a source lies in a place as it was linked."""
+        folder, references = place.is_dir(), self._references
+        for (source, _), path, facts in zip(references.kinds, references.paths, references.facts, strict=True):
+            if source == name and (folder or path == place.name):
+                with suppress(OSError, ValueError):
+                    if _facts(os.lstat(place / path if folder else place)) == facts[2:]:
+                        return True
+        return False
+
+
+def _facts(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, inode_of(status), status.st_mtime_ns
+
+
+def _plain(name: str) -> str:
+    """Return the name of a source without what tells it from others of the same name."""
+    return re.sub(r"-\d+$", "", name.rpartition("/")[2])
+
+
+def _may_lead(linked: _Linked, known: Mapping[str, Path], name: str, place: Path) -> bool:
+    """Whether a name may be that of a place: no file of another place that still has its files is lost by that."""
+    elsewhere = known.get(name, place) != place
+    if name not in linked.sources:
+        return not elsewhere
+    return linked.is_at(name, place) and not (elsewhere and linked.is_at(name, known[name]))
+
+
+class RemoteLinkedZoos(LinkedZoos):
+    """The zoos that a link of files on other machines writes; ``servers`` are those that the user named."""
+
+    def __init__(
+        self,
+        address: str,
+        addresses: frozenset[str],
+        servers: Servers,
+        folder: Path,
+        declaration: Declaration,
+        *,
+        by_order: bool,
+    ) -> None:
+        super().__init__(Path(folder), folder, declaration, by_order=by_order)
+        self._address, self._addresses, self._servers = address, addresses, servers
+
+    def end(self, label: str) -> None:
+        """Record with which servers the source is read, also of a zoo that had all of it."""
+        for zoo in self._zoos:
+            references = read_contents(Folder(zoo.path)).references
+            if label in references.sources and self._may_be(zoo, label, references):
+                remember_servers(zoo.path, label, self._servers)
+
+    def _may_be(self, zoo: OpenZoo, name: str, references: References) -> bool:
+        """Whether a name may be that of this source in a zoo.
+
+        References of others that have it, in a zoo that came from elsewhere, are not followed by that.
+        """
+        if name not in references.sources:
+            return name not in remembered(zoo.path)
+        own = np.flatnonzero(references.source_of == references.sources.index(name))
+        if not references.is_remote[own].all():
+            return False
+        addresses = {references.remote_files[at].address for at in own.tolist()}
+        return name in remembered_servers(zoo.path) or addresses <= self._addresses
+
+    def holds(self, picked: Picked, unit: str) -> bool | None:
+        """Whether the zoo's checkpoint of a unit lies in this file: no numbers are fetched to be compared."""
+        if unit not in self._rows:
+            return None
+        zoo, id = self._rows[unit]
+        if zoo.path not in self._held:
+            contents = read_contents(Folder(zoo.path))
+            ids, known = contents.raw.rows["id"].to_pylist(), self._held.setdefault(zoo.path, {})
+            for row, file in zip(contents.references.rows.tolist(), contents.references.remote_files, strict=True):
+                known.setdefault(ids[row], set()).add(file.address)
+        maps = [file for file in map(mapped_file, picked.tensors.values()) if isinstance(file, RemoteMap)]
+        return bool(maps) and {file.recorded.address for file in maps} == self._held[zoo.path].get(id)
+
+    def _source_name(self, zoo: OpenZoo, label: str) -> str:
+        """Return the name of the source in a zoo, and record with which servers it is read.
+
+        A source on this machine that has its name is another one, and so is one of somebody else.
+        """
+        if (name := self._names.get((zoo.path, label))) is None:
+            references = read_contents(Folder(zoo.path)).references
+            names = (label if not number else f"{label}-{number + 1}" for number in itertools.count())
+            name = next(name for name in names if self._may_be(zoo, name, references))
+            remember_servers(zoo.path, name, self._servers)
+            self._names[zoo.path, label] = name
+        return name
+
+    def _place_of(self, row: Row) -> str:
+        return f"{self._address}: {row['extra'].get('file', row['id'])}"
 
 
 _STEP = "Copy these files with ckptzoo import SOURCE --to ZOO; or leave them out with --exclude or --skip-bad."

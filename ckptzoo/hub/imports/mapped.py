@@ -1,4 +1,8 @@
-"""Files of a source that are mapped and not read, so that each tensor is known by its place in its file."""
+"""Files of a source that are mapped and not read, so that each tensor is known by its place in its file.
+
+A page of a map whose file has become shorter ends the process (mmap(2), SIGBUS). So what is looked at is read, by
+``MappedFile`` and ``loaded``, and the map gives places alone.
+"""
 
 import bisect
 import errno
@@ -6,11 +10,11 @@ import io
 import mmap
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,12 +29,15 @@ from ckptzoo.hub.imports.sources import (
     WholeSource,
     open_path,
 )
-from ckptzoo.hub.untrusted.archives import View
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, is_tar
 from ckptzoo.hub.untrusted.forms import form_of
 
 FLAT = ("safetensors", "torch", "npz", "npy", "gguf")
 """Forms of files whose tensors may lie in them as they are in memory."""
+COMPARED_BYTES = 2**20
+"""Bytes of a tensor on another machine up to which it is compared with others of its file."""
+HEAD_NUMBERS = 16
+"""Bytes of the first two numbers of a tensor, by which most are told from others."""
 _COPY = "Copy the files with ckptzoo import instead."
 
 
@@ -48,6 +55,9 @@ class MappedFile(mmap.mmap):
     address: int
     forms: dict[int, tuple[str, int]]
     _bases: list[int]
+    _file = -1
+    is_afar = False
+    """Whether numbers are fetched from another machine when they are looked at."""
 
     @classmethod
     def of(cls, descriptor: int, path: str, place: str) -> "MappedFile":
@@ -55,8 +65,30 @@ class MappedFile(mmap.mmap):
         status = os.fstat(descriptor)
         made = cls(descriptor, status.st_size, access=mmap.ACCESS_READ)
         made.path, made.place, made.status, made.forms, made._bases = path, place, status, {}, []
+        made._file = os.dup(descriptor)
         made.address = address_of(np.frombuffer(made, np.uint8))
         return made
+
+    def __del__(self) -> None:
+        # what mmap does for its own descriptor
+        if self._file >= 0:
+            os.close(self._file)
+
+    def __getitem__(self, key: slice) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Bytes of the file, which are read; raise ``IntegrityError`` where it ends before."""
+        start, stop, _ = key.indices(len(self))
+        data = os.pread(self._file, max(0, stop - start), start)
+        while len(data) < stop - start:
+            # one call reads at most 2**31 - 4096 bytes (read(2))
+            piece = os.pread(self._file, stop - start - len(data), start + len(data))
+            if not piece:
+                self._refuse_changed()
+            data += piece
+        return data
+
+    def require_same(self) -> None:
+        """Raise ``IntegrityError`` where something was written to the file since it was opened."""
+        self._compare(os.fstat(self._file))
 
     def offset_of(self, view: memoryview) -> int:
         """The first byte of a view of the file."""
@@ -66,6 +98,10 @@ class MappedFile(mmap.mmap):
         """The first byte of what is read as a file and has a byte of this file."""
         return self._bases[bisect.bisect_right(self._bases, offset) - 1]
 
+    def stream(self, start: int, size: int) -> IO[bytes]:
+        """A stream of a part of the file."""
+        return io.BufferedReader(_Part(self, start, size))
+
     def view(self, start: int, size: int, form: str) -> memoryview:
         """A view of the bytes that are read as a file of a form."""
         if start not in self.forms:
@@ -73,16 +109,31 @@ class MappedFile(mmap.mmap):
         self.forms[start] = form, size
         return memoryview(self)[start : start + size]
 
+    def fetch(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Fetch parts of the file, given by their first bytes and those behind them; all of this one are there."""
+
+    def piece(self, start: int, stop: int) -> bytes:
+        """Bytes of the file that say what is where in it."""
+        return self[start:stop]
+
     def reopen(self) -> int:
         """Open the file again, for another process; raise ``IntegrityError`` where another one is there now."""
         descriptor = os.open(self.place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        now = os.fstat(descriptor)
+        try:
+            self._compare(os.fstat(descriptor))
+        except IntegrityError:
+            os.close(descriptor)
+            raise
+        return descriptor
+
+    def _compare(self, now: os.stat_result) -> None:
         facts = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
         if any(getattr(now, fact) != getattr(self.status, fact) for fact in facts):
-            os.close(descriptor)
-            expected, step = "the same file all the time", "Link it when nothing is written to it."
-            raise IntegrityError(Problem(self.place, "file", expected, "one that changed while it was read", step))
-        return descriptor
+            self._refuse_changed()
+
+    def _refuse_changed(self) -> NoReturn:
+        expected, step = "the same file all the time", "Link it when nothing is written to it."
+        raise IntegrityError(Problem(self.place, "file", expected, "one that changed while it was read", step))
 
 
 def address_of(array: NDArray[Any]) -> int:
@@ -97,6 +148,59 @@ def mapped_file(array: NDArray[Any]) -> MappedFile | None:
         base = base.base
     base = base.obj if isinstance(base, memoryview) else base
     return base if isinstance(base, MappedFile) else None
+
+
+def is_compared(array: NDArray[Any]) -> bool:
+    """Whether an array is compared with others of its file: not a large one on another machine."""
+    file = mapped_file(array)
+    return file is None or not file.is_afar or array.nbytes <= COMPARED_BYTES
+
+
+def fetch_heads(arrays: Iterable[NDArray[Any]]) -> None:
+    """Fetch the first numbers of arrays in files on other machines, which are looked at next, by few requests."""
+    spans = dict[int, tuple[MappedFile, list[tuple[int, int]]]]()
+    for array in arrays:
+        if (file := mapped_file(array)) is not None and file.is_afar:
+            start = address_of(array) - file.address
+            spans.setdefault(id(file), (file, []))[1].append((start, start + min(HEAD_NUMBERS, array.nbytes)))
+    for file, wanted in spans.values():
+        file.fetch(wanted)
+
+
+def loaded(array: NDArray[Any]) -> NDArray[Any]:
+    """The numbers of an array, which are read where it is a view of a mapped file."""
+    file = mapped_file(array)
+    if file is None or not array.size:
+        return array
+    if not array.flags.c_contiguous:
+        file.require_same()
+        return array
+    start = address_of(array) - file.address
+    return np.frombuffer(file[start : start + array.nbytes], array.dtype).reshape(array.shape)
+
+
+class _Part(io.RawIOBase):
+    """A stream of a part of a mapped file, which is read."""
+
+    def __init__(self, file: MappedFile, start: int, size: int) -> None:
+        self._file, self._start, self._size, self._at = file, start, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence])
+        return self._at
+
+    def readinto(self, buffer: Any, /) -> int:
+        first = min(self._at, self._size)
+        piece = self._file[self._start + first : self._start + min(first + len(buffer), self._size)]
+        buffer[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
 
 
 class MappedStream(io.BufferedReader):
@@ -119,8 +223,8 @@ class MappedStream(io.BufferedReader):
 
     def member(self, start: int, size: int, path: str) -> IO[bytes]:
         """Return the stream of a member of this archive."""
-        view = memoryview(file := self._file())[start : start + size]
-        return MappedStream(View(view), lambda: file, path, start, size)
+        file = self._file()
+        return MappedStream(_Part(file, start, size), lambda: file, path, start, size)
 
 
 def open_mapped(path: Path) -> ImportSource:

@@ -237,6 +237,10 @@ class OpenedSource(ImportSource):
         # files of JSON say something about the checkpoints beside them
         elif not is_chosen and not lower.endswith((*_NAMED_ARCHIVES, ".json")):
             self.passed_over[path] = "left out by --include"
+        elif not _is_text(path):
+            shown, step = ascii(path), "Rename it; or leave it out with --exclude or --skip-bad."
+            problem = Problem(f"{self.address}: {shown}", "name", "one in UTF-8, as a zoo keeps it", "another", step)
+            self.broken.append((shown, ZooError(problem)))
         elif path in self.reasons and not is_compared:
             self.passed_over[path] = self.reasons[path]
         elif not self._source.is_local and lower.endswith(_TEXTS):
@@ -373,6 +377,15 @@ class _Counted(io.RawIOBase):
         buffer[: len(data)] = data
         self.count += len(data)
         return len(data)
+
+
+def _is_text(path: str) -> bool:
+    """Tell whether a path is text: bytes of names that are not UTF-8 come as halves of surrogates (PEP 383)."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_junk(path: str) -> bool:

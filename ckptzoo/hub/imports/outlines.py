@@ -10,7 +10,6 @@ from typing import Any
 
 from ckptzoo.errors import IntegrityError, Problem
 from ckptzoo.hub.imports.mapped import MappedFile
-from ckptzoo.hub.untrusted.archives import stream_of
 from ckptzoo.hub.untrusted.formats import LEGACY_MAGIC
 
 Pieces = tuple[tuple[int, int], ...]
@@ -60,12 +59,11 @@ def _entries(text: bytes) -> tuple[list[int], list[str]]:
 
 def _of_zip(file: MappedFile, base: int, size: int, offsets: Sequence[int]) -> Outline:
     """Return the outline of a zip archive that was read: its directory, and what its members have beside numbers."""
-    view = memoryview(file)[base : base + size]
-    archive = zipfile.ZipFile(stream_of(view))
+    archive = zipfile.ZipFile(file.stream(base, size))
     wanted, pieces = sorted(offset - base for offset in offsets), list[tuple[int, int]]()
     starts, names = list[int](), list[str]()
     for info in sorted(archive.infolist(), key=lambda item: item.header_offset):
-        lengths = struct.unpack_from("<HH", view, info.header_offset + 26)
+        lengths = struct.unpack("<HH", file[base + info.header_offset + 26 : base + info.header_offset + _LOCAL])
         start = info.header_offset + _LOCAL + sum(lengths)
         stop = start + info.compress_size
         at = bisect.bisect_left(wanted, start)
@@ -77,7 +75,7 @@ def _of_zip(file: MappedFile, base: int, size: int, offsets: Sequence[int]) -> O
                 pieces.append((info.header_offset, wanted[at] - info.header_offset))
         elif "/data/" not in info.filename and not info.filename.endswith(".npy"):
             pieces.append((info.header_offset, stop - info.header_offset))
-    pieces.append((archive.start_dir, len(view) - archive.start_dir))
+    pieces.append((archive.start_dir, size - archive.start_dir))
     merged = list[tuple[int, int]]()
     for first, count in pieces:
         if merged and first - sum(merged[-1]) <= _NEAR:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from io import BytesIO
 from typing import cast
 
+import numpy as np
+
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.adapters import FoundCheckpoints
-from ckptzoo.hub.imports.mapped import MappedFile
+from ckptzoo.hub.imports.mapped import MappedFile, loaded
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES
 from ckptzoo.hub.untrusted.forms import read_form
@@ -44,7 +46,8 @@ class Reader:
             location, name = f"{self._address}: {file.path}", file.path.rpartition("/")[2]
             for data in contents:
                 try:
-                    form = read_form(bytes(data[:HEAD_BYTES]), name, location=location)
+                    head = loaded(np.frombuffer(data[:HEAD_BYTES], np.uint8)).tobytes()
+                    form = read_form(head, name, location=location)
                     self.forms[form.words] = self.forms.get(form.words, 0) + 1
                     # JSON and plain numbers: nothing in it needs the process that reads what may be hostile
                     if form.name == "safetensors":
@@ -56,6 +59,7 @@ class Reader:
                                     name,
                                     Limits(),
                                     with_moments=True,
+                                    loaded=loaded,
                                 )
                             ]
                         )
@@ -124,4 +128,5 @@ def differences(kept: States, other: States) -> tuple[int, int]:
         if name in one.tensors and one.tensors[name].shape == array.shape
     ]
     # by bytes, because NaN differs from itself
-    return sum(one.astype(two.dtype, copy=False).tobytes() != two.tobytes() for one, two in pairs), len(pairs)
+    loaded_pairs = ((loaded(one), loaded(two)) for one, two in pairs)
+    return sum(one.astype(two.dtype, copy=False).tobytes() != two.tobytes() for one, two in loaded_pairs), len(pairs)

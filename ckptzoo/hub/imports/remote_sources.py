@@ -56,6 +56,9 @@ def hub_place(text: str) -> HubAddress | None:
     """Return the repository of a hub that an address names, or the folder in one; None for any other address."""
     if "://" not in text:
         return None
+    # of a file of a web server, and no page of a hub
+    if text.lower().startswith(("http://", "https://")) and set("?#@") & set(text):
+        return None
     if text.lower().startswith("hf://") and not text.lower().startswith("hf://datasets/"):
         return model_address(text)
     (place, *_) = candidates(text)

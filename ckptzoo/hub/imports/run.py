@@ -305,6 +305,11 @@ class Importer:
         """The number of files, and of their bytes, that are read together."""
         return BATCH_FILES, BATCH_BYTES
 
+    @property
+    def limits(self) -> Limits:
+        """The bounds on a file."""
+        return Limits()
+
     def __init__(
         self,
         source: OpenedSource,
@@ -334,7 +339,7 @@ class Importer:
     def run(self, options: Options, progress: Progress | None) -> None:
         """Import everything; what was read before an error is published."""
         with ExitStack() as stack:
-            self.reader = Reader(stack.enter_context(ReadingProcess(Limits())), self.source.address)
+            self.reader = Reader(stack.enter_context(ReadingProcess(self.limits)), self.source.address)
             # one thread each: parts have the source's order
             self.readers = stack.enter_context(ThreadPoolExecutor(1))
             self.writers = stack.enter_context(ThreadPoolExecutor(1))

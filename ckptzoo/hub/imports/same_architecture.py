@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.contributions.matching import COUNTER, fitting_names, without_wrappers
+from ckptzoo.hub.imports.mapped import fetch_heads, is_compared, loaded
 from ckptzoo.hub.untrusted.layer_trees import is_copy_name
 from ckptzoo.schema.architecture import ITEMSIZE, Architecture, Tensor, kind_of
 
@@ -155,7 +156,9 @@ def in_architecture(
     if missing:
         facts["counters_set_to_0"] = missing
     if fitted.counters:
-        facts["counters"] = {name: int(tensors[name].reshape(-1)[0]) for name in fitted.counters if tensors[name].size}
+        facts["counters"] = {
+            name: int(loaded(tensors[name]).reshape(-1)[0]) for name in fitted.counters if tensors[name].size
+        }
     return arrays, facts
 
 
@@ -173,6 +176,7 @@ def architecture_of(several: Sequence[Saved], name: str, input_shape: Shape | No
         # the name that every state dict has; else that of the embedding, as transformers keeps it
         group.sort(key=lambda name: (sum(name not in one.tensors for one in several), bool(_HEADS.search(name))))
         aliases[group[0]] = group[1:]
+    fetch_heads(examples.values())
     second = {name for group in aliases.values() for name in group}
     names = [name for name in examples if name not in second]
     tensors: list[Tensor] = []
@@ -203,10 +207,10 @@ def is_causal(array: NDArray[Any]) -> bool:
         or array.size != array.shape[-1] ** 2
     ):
         return False
-    table = array.reshape(array.shape[-2:])
-    below, above = table[0, 0], table[0, 1]
+    below, above = loaded(array[(0,) * (array.ndim - 1)][:2])
     if below == above or not any(value == 0 or value == -np.inf for value in (below, above)):
         return False
+    table = loaded(array).reshape(array.shape[-2:])
     return bool(np.array_equal(table, np.where(np.tri(len(table), dtype=bool), below, above)))
 
 
@@ -264,17 +268,19 @@ def _equal_matrices(tensors: Tensors) -> dict[str, str]:
     by_shape: dict[tuple[Shape, str], list[str]] = {}
     for name, array in tensors.items():
         dtype = _dtype_name(array.dtype)
-        if array.ndim > 1 and array.size > 1 and kind_of(name, dtype) == "parameter":
+        if array.ndim > 1 and array.size > 1 and kind_of(name, dtype) == "parameter" and is_compared(array):
             by_shape.setdefault((array.shape, dtype), []).append(name)
+    fetch_heads(tensors[name] for names in by_shape.values() if len(names) > 1 for name in names)
     pairs: dict[tuple[str, str], list[tuple[str, str]]] = {}
     looked_at = 0
     for names in by_shape.values():
+        heads = {name: loaded(tensors[name][(slice(0, 1),) * tensors[name].ndim]).item() for name in names}
         for first, other in combinations(names, 2):
             looked_at += 1
             if looked_at > _MAX_PAIRS:
                 return {}
-            one, two = tensors[first], tensors[other]
-            is_equal = one[(0,) * one.ndim] == two[(0,) * one.ndim] and are_equal(one, two)
+            is_equal = heads[first] == heads[other] and are_equal(tensors[first], tensors[other])
+            one = loaded(tensors[first]) if is_equal else tensors[first]
             # tables of zeros and ones, such as causal masks, and what was not trained yet are alike in many layers
             if is_equal and not bool(((one == 0) | (one == 1) | (one == one.flat[0])).all()):
                 pairs.setdefault(_where(first, other), []).append((first, other))
@@ -298,7 +304,9 @@ def are_equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
     """Whether arrays are the same to the bit: NaN differs from itself."""
     if one is other:
         return True
-    return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return loaded(one).tobytes() == loaded(other).tobytes()
 
 
 def widest(dtypes: Sequence[str]) -> str | None:

@@ -1,7 +1,7 @@
 """Several sources as one: arguments, text files that list addresses, and patterns over branches and tags of a hub."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -45,11 +45,17 @@ def open_sources(
     """
     given = [addresses] if isinstance(addresses, str | os.PathLike) else list(addresses)
     places = resolved(given, endpoint=endpoint, token=token)
+    connections = None if len(places) == 1 else Connections(RetryPolicy().connection_deadline)
+    opener = partial(open_source, endpoint=endpoint, token=token, connections=connections)
+    return open_places(given, places, opener)
+
+
+def open_places(
+    given: Sequence[Address], places: Sequence[Place], opener: Callable[[Place], ImportSource]
+) -> ImportSource:
+    """Open the places of the sources that were given, as ``resolved`` returns them, as one source."""
     if len(places) == 1:
-        return open_source(places[0], endpoint=endpoint, token=token)
-    opener = partial(
-        open_source, endpoint=endpoint, token=token, connections=Connections(RetryPolicy().connection_deadline)
-    )
+        return opener(places[0])
     with ThreadPoolExecutor(_WORKERS, "ckptzoo-sources") as pool:
         opened = list(pool.map(opener, places))
     name, prefixes = _prefixes(places)
@@ -181,6 +187,7 @@ class JoinedSource(ImportSource):
     def __init__(self, address: str, name: str, sources: Sequence[tuple[str, ImportSource]]) -> None:
         super().__init__(address, name, sum(source.nbytes for _, source in sources))
         self._sources = [(_inside(prefix, source), source) for prefix, source in sources]
+        self.sources = [source for _, source in sources]
         self.is_local = all(source.is_local for _, source in sources)
         self.is_reopened = all(source.is_reopened for _, source in sources)
         self.in_order = any(source.in_order for _, source in sources)

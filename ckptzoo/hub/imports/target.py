@@ -26,6 +26,7 @@ from ckptzoo.hub.contributions.matching import match_names, rename
 from ckptzoo.hub.imports.adapters.adapter import Picked, identifier
 from ckptzoo.hub.imports.effective_weights import effective
 from ckptzoo.hub.imports.facts import Row, merged
+from ckptzoo.hub.imports.mapped import loaded
 from ckptzoo.hub.imports.same_architecture import (
     Fit,
     Saved,
@@ -239,7 +240,7 @@ class TargetZoos:
         contents = read_contents(Folder(zoo.path))
         stored = Zoo(contents, {}, np.arange(len(contents.raw.rows))).checkpoint(id)
         # by bytes, because NaN differs from itself
-        return all(np.ascontiguousarray(array).tobytes() == stored[name].tobytes() for name, array in tensors.items())
+        return all(loaded(array).tobytes() == stored[name].tobytes() for name, array in tensors.items())
 
     def name_apart(self, row: Row) -> None:
         """Give a row names of its own where another source has brought its id or its member into the zoo.

@@ -1,7 +1,7 @@
 """``materialize``: the weights that a zoo refers to, copied into a zoo that holds them."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from ckptzoo.format.reader import read_contents, read_documents
 from ckptzoo.hub.pull.selection import PullSelection
 from ckptzoo.hub.pull.subset import extract
 from ckptzoo.loader.selection import standing
-from ckptzoo.loader.zoo import files_at
+from ckptzoo.loader.zoo import Followed, files_at
 from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import Progress
 
@@ -50,7 +50,7 @@ def materialize(
     *,
     layers: str | Sequence[str] | None = None,
     where: Any = None,
-    follow: str | Path | Mapping[str, str | Path] | None = None,
+    follow: Followed = None,
     progress: Progress | None = None,
 ) -> Materialized:
     """Copy the weights that a zoo refers to, or some of them, into a new zoo that holds them.

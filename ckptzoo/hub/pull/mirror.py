@@ -21,6 +21,7 @@ from ckptzoo.format.header import lay_out
 from ckptzoo.format.maintenance import LISTING
 from ckptzoo.format.part import Part, decode_index, decode_rows, filled_rows, part_digest
 from ckptzoo.format.reader import list_trees, read_documents
+from ckptzoo.format.references import digest_of_file
 from ckptzoo.format.releases import read_releases
 from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Tree
 from ckptzoo.hub.pull.destination import (
@@ -33,7 +34,7 @@ from ckptzoo.hub.pull.destination import (
     require_disk_space,
 )
 from ckptzoo.hub.pull.page import read_card_files, read_existing, write_card_files, write_if_changed
-from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection, refuse_references
+from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection, refuse_local_references
 from ckptzoo.hub.pull.splits import read_splits, write_releases, write_splits
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.remote import Remote
@@ -42,7 +43,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Tensor
 from ckptzoo.schema.card import may_change
 from ckptzoo.schema.documents import digest_of
-from ckptzoo.schema.layout import INDEX, METADATA, SHARD_NAME, Span
+from ckptzoo.schema.layout import INDEX, METADATA, REFERENCES, SHARD_NAME, Span
 from ckptzoo.text import Progress
 
 FETCH_BYTES = 256 * 2**20
@@ -61,7 +62,7 @@ def mirror(
 ) -> tuple[list[str], int, int]:
     """Copy what the folder lacks; return the parts that came, how many were there, and the bytes fetched."""
     identity, _, _ = read_documents(files)
-    refuse_references(identity, files.name)
+    refuse_local_references(identity, files)
     trees = list_trees(files)
     known = [name.partition("/")[2] for name in trees if name not in (layout.PARTS, *_ROWS_ALONE)]
     named = {name: layout.set_name(name) for name in known}
@@ -235,19 +236,25 @@ class PartCopier:
 
     def __init__(self, remote: Remote, blocks: BlockCache, files: Files, root: Path, meter: ProgressMeter) -> None:
         self._remote, self._blocks, self._files, self._root, self._meter = remote, blocks, files, root, meter
-        _, self._arch, self._symmetry = read_documents(files)
+        self._identity, self._arch, self._symmetry = read_documents(files)
 
     def fetch(self, paths: Sequence[str]) -> list[tuple[Part, pa.Table]]:
         """Fetch parts, ``<tree>/<name>``; return each with its rows.
 
         Raises ``IntegrityError`` where the bytes are not those that the part's index says, or the index is not sound.
         """
-        names = [f"{path}/{file}" for path in paths for file in (INDEX, METADATA)]
+        raw = (INDEX, METADATA, REFERENCES) if self._identity.references else (INDEX, METADATA)
+        files = {path: raw if path.startswith(f"{layout.PARTS}/") else (INDEX, METADATA) for path in paths}
+        names = [f"{path}/{file}" for path in paths for file in files[path]]
         tables = dict(zip(names, self._files.read_many(names), strict=True))
         parts: list[tuple[Part, pa.Table]] = []
         shards: list[Shard] = []
         for path in paths:
             part, rows, index = self._decode(path, tables[f"{path}/{INDEX}"], tables[f"{path}/{METADATA}"])
+            references = tables.get(f"{path}/{REFERENCES}")
+            if references is not None and (digest := digest_of_file(references)) != part.facts.get("references"):
+                location = f"{self._files.name}/{path}/{REFERENCES}"
+                raise IntegrityError(Problem(location, "digest", str(part.facts.get("references")), digest, _STEP))
             shards += shards_of(part, index)
             parts.append((part, rows))
         for name, data in tables.items():

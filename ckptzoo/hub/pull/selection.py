@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.format.files import Files
+from ckptzoo.format.reader import read_contents
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import Document, Identity
 from ckptzoo.schema.layout import RAW
@@ -104,11 +106,21 @@ class PullSelection:
         return {"variants": variants, "layers": layers, "where": where, **sets}
 
 
-def refuse_references(identity: Identity, location: str) -> None:
+def refuse_references(identity: Identity, files: Files) -> None:
     """Raise ``ZooError`` for a zoo that refers to files of another place, which are not fetched."""
     if identity.references:
-        step = "Where the files are on this machine, copy their weights with ckptzoo materialize ZOO --to NEWZOO."
-        raise ZooError(Problem(location, "zoo to pull", "one that holds its weights", "one that refers to files", step))
+        step = "Pull it whole, and copy of it what you need: ckptzoo materialize ZOO --to NEWZOO --follow public."
+        if not read_contents(files).references.is_remote.all():
+            step = "Where the files are on this machine, copy their weights with ckptzoo materialize ZOO --to NEWZOO."
+        raise ZooError(
+            Problem(files.name, "zoo to pull", "one that holds its weights", "one that refers to files", step)
+        )
+
+
+def refuse_local_references(identity: Identity, files: Files) -> None:
+    """Raise ``ZooError`` for a zoo that refers to files of the machine that it was made on."""
+    if identity.references and not read_contents(files).references.is_remote.all():
+        refuse_references(identity, files)
 
 
 def describe(selection: Document) -> str:

@@ -59,7 +59,7 @@ def extract(
     """
     zoo = _open_standing(files)
     if isinstance(files, RemoteFiles):
-        refuse_references(zoo.contents.identity, files.name)
+        refuse_references(zoo.contents.identity, files)
     writer = SubsetWriter(zoo if selection.where is None else zoo.where(selection.where), selection)
     identity, documents = Identity(zoo.name, writer.arch.digest), {layout.ARCHITECTURE: seal(writer.arch.to_json())}
     if writer.has_all_tensors:

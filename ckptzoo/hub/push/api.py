@@ -12,6 +12,8 @@ from rich.console import Console
 from ckptzoo.arguments import checked
 from ckptzoo.console import PrintedResult, say
 from ckptzoo.errors import HubError, IntegrityError, Problem, ZooError
+from ckptzoo.format.reader import read_contents
+from ckptzoo.format.releases import read_releases
 from ckptzoo.format.verify import verified_trees
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.models import WITHOUT_WRITE, RevisionListing
@@ -20,7 +22,8 @@ from ckptzoo.hub.push.collection import plan_collection, read_collection
 from ckptzoo.hub.push.plan import CommitBatch, PushPlan, is_committed, plan_push
 from ckptzoo.hub.push.sources import LocalZoo, RepositoryFiles, links_outside, read_local
 from ckptzoo.loader.collection import holds_zoos
-from ckptzoo.remote.address import repository
+from ckptzoo.loader.zoo import files_at
+from ckptzoo.remote.address import HubAddress, repository
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import JsonFields
 from ckptzoo.text import Progress, counted, size
@@ -465,12 +468,15 @@ class _Push:
         self._committed.append(batch)
 
     def _add_tags(self, listing: RevisionListing | None) -> None:
-        """Tag releases that came with a push that was interrupted, or with this one."""
+        """Tag the releases of what the repository holds now, from this push or from one that was interrupted.
+
+        A release of fewer checkpoints gets no tag here: at no commit does the repository hold just them.
+        """
         names = {name for batch in self._committed for name in batch.files} | set(listing.files if listing else ())
         prefix = f"{layout.RELEASES}/"
         releases = layout.release_names(name.removeprefix(prefix) for name in names if name.startswith(prefix))
-        if releases:
-            self._client.add_tags(self._repo, releases, self._client.head(self._repo))
+        if releases and set(releases) - set(self._client.tags(self._repo)):
+            tag_releases(self._client, self._repo, self._client.head(self._repo))
 
     def _check_result(self) -> None:
         """Compare the last commit with what was sent."""
@@ -481,6 +487,14 @@ class _Push:
         if not all(is_committed(batch, listing) for batch in self._committed):
             step = "Push again; if that does not help, see whether its .gitignore leaves some out."
             raise HubError(Problem(self._repository.name, "files after the push", "those of the zoo", "fewer", step))
+
+
+def tag_releases(client: Client, repo: str, commit: str) -> None:
+    """Tag a commit with the names of the releases of what it holds."""
+    files = files_at(f"hf://{HubAddress(repo).page}@{commit}", client.endpoint, client.token)
+    contents = read_contents(files)
+    known = read_releases(files, contents.identity)
+    client.add_tags(repo, [item.name for item in known if item.revision == contents.revision], commit)
 
 
 def _documents(batches: Iterable[CommitBatch]) -> tuple[str, ...]:

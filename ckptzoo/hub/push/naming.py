@@ -9,7 +9,7 @@ from ckptzoo.errors import HubError, Problem, ZooError
 from ckptzoo.format.reader import read_contents
 from ckptzoo.format.releases import add_release, next_release, read_releases
 from ckptzoo.hub.client import Client, HubRetryPolicy, RaceError
-from ckptzoo.hub.push.api import MAX_RACES
+from ckptzoo.hub.push.api import MAX_RACES, tag_releases
 from ckptzoo.loader.zoo import files_at
 from ckptzoo.remote.address import HubAddress, candidates, repository
 from ckptzoo.schema import layout
@@ -59,8 +59,8 @@ def release(
     -----
     ``ckptzoo.open(zoo, revision=name)`` opens the checkpoints that the zoo has now, ``revision="stable"`` those of its
     newest release. In a repository the document comes by a commit, and a tag of the name stands at that commit, for
-    other programs; ``push`` brings documents and tags of a folder, ``pull`` of a whole zoo the documents. Tested in
-    ``tests/hub/push/test_naming.py``.
+    other programs. ``push`` brings the documents of a folder, and tags for those of what the repository holds then;
+    ``pull`` brings those of a whole zoo. Tested in ``tests/hub/push/test_naming.py``.
 
     Examples
     --------
@@ -102,6 +102,5 @@ def _released(client: Client, repo: str, name: str, notes: str, token: str | Non
         document = {layout.release_file(name): encode(made)}
         head = client.commit(repo, document, title=f"Release {name}", parent=head).commit
     # also where an earlier call was interrupted behind its commit, unless the zoo has grown since
-    same = [item.name for item in (*known, made) if item.revision == contents.revision]
-    client.add_tags(repo, same, head)
+    tag_releases(client, repo, head)
     return made

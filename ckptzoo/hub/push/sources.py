@@ -14,8 +14,9 @@ from ckptzoo.format import limits
 from ckptzoo.format.files import DEREFERENCE, Folder, check_span, folders_of, leads_outside
 from ckptzoo.format.part import Part, read_rows
 from ckptzoo.format.reader import read_documents
+from ckptzoo.format.references import References, has_references
 from ckptzoo.format.splits import split_names
-from ckptzoo.format.tree import Tree
+from ckptzoo.format.tree import Tree, empty_tree
 from ckptzoo.hub.card import card_in
 from ckptzoo.hub.card.explorer import check_explorer
 from ckptzoo.hub.card.pictures import check_pictures
@@ -23,9 +24,11 @@ from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.models import RevisionListing
 from ckptzoo.hub.client.stored_files import LocalFile
 from ckptzoo.schema import layout
+from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import CARD_TOML, CARDS
 from ckptzoo.schema.documents import REFETCH
 from ckptzoo.schema.layout import Span
+from ckptzoo.text import excerpt
 
 
 @dataclass(frozen=True)
@@ -64,15 +67,13 @@ def read_local(root: Path, trees: Mapping[str, Tree]) -> LocalZoo:
     """Read what a zoo's folder holds of these trees, which were checked.
 
     Shards are not read: their digests are those of the index. Raises ``SpecError`` where the card is not valid, the
-    folder lacks a picture that it names, or its explorer is too large; ``ZooError`` where its weights lie in files of
-    others.
+    folder lacks a picture that it names, or its explorer is too large; ``ZooError`` where its weights lie in files that
+    others cannot read.
     """
     files = Folder(root)
-    identity, _, _ = read_documents(files)
+    identity, arch, _ = read_documents(files)
     if identity.references:
-        expected, got = "a zoo that holds its weights", "one that refers to files of this machine"
-        step = f"Copy the weights into a zoo with ckptzoo materialize {root.name} --to NEWZOO, and push that."
-        raise ZooError(Problem(str(root), "a zoo to publish", expected, got, step))
+        _require_public(files, trees, arch, root)
     parts: list[LocalPart] = []
     for tree in trees.values():
         index = tree.blocks.select(["file", "tensor", "nbytes", "sha256", "part"])
@@ -84,6 +85,8 @@ def read_local(root: Path, trees: Mapping[str, Tree]) -> LocalZoo:
             for row in own:
                 path = f"{part.path}/{row['file']}"
                 part_files[path] = LocalFile(root / path, row["nbytes"], row["sha256"].hex())
+            if has_references(part):
+                part_files[f"{part.path}/{layout.REFERENCES}"] = hashed(root / part.path / layout.REFERENCES)
             part_files[f"{part.path}/{layout.INDEX}"] = hashed(root / part.path / layout.INDEX)
             parts.append(LocalPart(part, part_files, root))
     pictures = check_pictures(files, card_in(files)) if (root / CARD_TOML).is_file() else ()
@@ -96,6 +99,20 @@ def read_local(root: Path, trees: Mapping[str, Tree]) -> LocalZoo:
         )
     )
     return LocalZoo(root, documents, card_files, tuple(parts), trees)
+
+
+def _require_public(files: Folder, trees: Mapping[str, Tree], arch: Architecture, root: Path) -> None:
+    """Raise ``ZooError`` where a zoo refers to files of this machine, or of servers that readers have to name."""
+    references = References(files, trees.get(layout.PARTS, empty_tree()), arch)
+    got = "" if references.is_remote.all() else "one that refers to files of this machine"
+    if not got:
+        # of S3 too only the address of a bucket that all can read is in a zoo
+        private = next((one.address for one in references.remote_files if one.address.startswith("http://")), "")
+        got = f"one that refers to {excerpt(private)}" if private else ""
+    if got:
+        expected = "a zoo that holds its weights, or refers to https:// and hf://"
+        step = f"Copy the weights into a zoo with ckptzoo materialize {root.name} --to NEWZOO, and push that."
+        raise ZooError(Problem(str(root), "a zoo to publish", expected, got, step))
 
 
 def links_outside(zoo: LocalZoo) -> list[Problem]:

@@ -18,8 +18,6 @@ _LOCAL, _ENTRY, _END, _END64 = 30, 46, 22, 76
 and what is before that in zip64 (a record of 56 bytes and a locator of 20)."""
 _NAME_LENGTH = 26
 """The offset in a member's header of the lengths of its name and of the field after the name."""
-_SMALL = 2**16
-"""Bytes of a member of a mapped archive up to which its checksum is compared."""
 _ASIDE = frozenset(("", ".", ".."))
 """Parts that no path inside an archive has."""
 _UTF8, _ENCRYPTED = 0x800, 0x2041
@@ -64,8 +62,9 @@ class CheckedArchive:
     folder: str
     """The folder that holds all members of a torch file, with its slash; empty for .npz."""
     infos: dict[str, zipfile.ZipInfo]
-    is_mapped: bool = False
-    """Whether only what is looked at is read: checksums of large stored members are not compared."""
+    compared: int | None = None
+    """Bytes of a stored member up to which its checksum is compared, where only what is looked at is read; else
+    None."""
 
     def read(self, name: str) -> memoryview | bytes:
         """Return the bytes of a member, which have the checksum that the directory has; a view where they are
@@ -86,7 +85,8 @@ class CheckedArchive:
             content = packed if info.compress_type == zipfile.ZIP_STORED else _inflated(packed, info.file_size)
         except zlib.error as error:
             self._reject(name, "bytes as they were packed", f"zlib.error: {error}")
-        is_compared = not self.is_mapped or info.compress_type != zipfile.ZIP_STORED or len(content) <= _SMALL
+        is_stored = self.compared is not None and info.compress_type == zipfile.ZIP_STORED
+        is_compared = not is_stored or len(content) <= (self.compared or 0)
         if len(content) != info.file_size or (is_compared and zlib.crc32(content) != info.CRC):
             self._reject(name, "bytes as they were packed", "others: their checksum is wrong")
         return content
@@ -141,7 +141,8 @@ def check_archive(data: bytes | memoryview, *, location: str, limits: Limits) ->
         got = f"{unpacked} bytes declared in a file of {size}"
         reject(location, "archive", f"at most {limits.expansion} times its size unpacked", got)
     file_format, folder = _format_and_folder(names, location=location)
-    return CheckedArchive(memoryview(data), location, file_format, folder, names, isinstance(data, memoryview))
+    compared = limits.compared if isinstance(data, memoryview) else None
+    return CheckedArchive(memoryview(data), location, file_format, folder, names, compared)
 
 
 def _check_member(info: zipfile.ZipInfo, *, location: str) -> None:

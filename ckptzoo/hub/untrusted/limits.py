@@ -31,5 +31,7 @@ class Limits:
     """Address space of the reading process, above what its libraries take."""
     seconds: float = 600
     """Time until the reading process is killed."""
+    compared: int = 2**16
+    """Bytes of a member of a mapped archive up to which its checksum is compared."""
     always_allowed: int = 64 * 2**20
     """Bytes that may be unpacked or written out of any file."""

@@ -1,9 +1,10 @@
 """Tells what looks like a state dict and is no network: states of training, statistics, masks, figures, moments."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.format.header import numpy_dtype
@@ -80,13 +81,16 @@ def other_content(dtypes: Mapping[str, str]) -> str | None:
     return MASK if all(_MASKS.search(name.lower()) for name in dtypes) else None
 
 
-def is_mask(arrays: Sequence[NDArray[Any]], name: str) -> bool:
+def is_mask(
+    arrays: Sequence[NDArray[Any]], name: str, loaded: Callable[[NDArray[Any]], NDArray[Any]] = np.asarray
+) -> bool:
     """Tell whether arrays are a mask: zeros and ones alone, and both of them, in more than a thousand numbers.
 
-    In a file whose name says mask they may be fewer, and all ones, as before the first pruning.
+    In a file whose name says mask they may be fewer, and all ones, as before the first pruning. ``loaded`` gives the
+    numbers of arrays.
     """
     # nearly all weights are told from a mask by their first number
-    if arrays and arrays[0].size and arrays[0].reshape(-1)[0] not in (0, 1):
+    if arrays and arrays[0].size and loaded(arrays[0].reshape(-1)[:1])[0] not in (0, 1):
         return False
     is_named = "mask" in name.lower()
     if not is_named and sum(array.size for array in arrays) <= _FEW_NUMBERS:
@@ -94,7 +98,7 @@ def is_mask(arrays: Sequence[NDArray[Any]], name: str) -> bool:
     has_zeros, has_ones = is_named, False
     for array in arrays:
         flat = array.reshape(-1)
-        for piece in (flat[:_FIRST], flat[_FIRST:]):
+        for piece in map(loaded, (flat[:_FIRST], flat[_FIRST:])):
             zeros, ones = piece == 0, piece == 1
             if not bool((ones | zeros).all()):
                 return False

@@ -181,6 +181,9 @@ class ReadingProcess:
         elif code == -signal.SIGKILL:
             got = "SIGKILL: it was killed"
             step = "If this machine ran out of memory, read the file on another; else do not use it."
+        elif code == -signal.SIGBUS:  # of a mapped file (mmap(2))
+            expected, got = "the same file all the time", "SIGBUS: it became shorter"
+            step = "Read it when nothing is written to it."
         elif code < 0:
             got = f"{signal.Signals(-code).name if -code in set(signal.Signals) else -code}: it was killed"
         else:

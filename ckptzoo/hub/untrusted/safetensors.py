@@ -1,7 +1,7 @@
 """Reads a whole untrusted safetensors file into memory."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from io import BytesIO
@@ -22,6 +22,7 @@ from ckptzoo.schema.architecture import name_problem
 from ckptzoo.schema.documents import parse
 from ckptzoo.text import excerpt
 
+Loaded = Callable[[NDArray[Any]], NDArray[Any]]
 _STEP = "Save it again with safetensors."
 _MAX_FACTS = 256
 """Texts of a file's metadata that are taken as facts."""
@@ -30,13 +31,18 @@ _MAX_FACT = 1000
 
 
 def read_state_dict(
-    file: IO[bytes] | memoryview, location: str, name: str, limits: Limits, *, with_moments: bool = False
+    file: IO[bytes] | memoryview,
+    location: str,
+    name: str,
+    limits: Limits,
+    *,
+    with_moments: bool = False,
+    loaded: Loaded = np.asarray,
 ) -> StateDict:
     """Return the state dict in a whole safetensors file, with the texts of its metadata as facts.
 
-    Arrays are views of ``file`` where that is in memory.
-
-    With ``with_moments`` the moments of a posterior are taken as a state dict. Raises ``IntegrityError`` as
+    Arrays are views of ``file`` where that is in memory; what is looked at of them comes from ``loaded``. With
+    ``with_moments`` the moments of a posterior are taken as a state dict. Raises ``IntegrityError`` as
     ``read_safetensors`` does, and where there are no tensors.
     """
     arrays, metadata = read_safetensors(
@@ -45,13 +51,14 @@ def read_state_dict(
         header_bytes=limits.header_bytes,
         tensor_bytes=limits.tensor_bytes,
         tensors=limits.tensors,
+        loaded=loaded,
     )
     if not arrays:
         reject(location, "content", "a state dict: names and tensors", "no tensors", "Save model.state_dict().")
-    what = other_content({key: array.dtype.name for key, array in arrays.items()})
+    what = other_content({key: _name_of(array.dtype) for key, array in arrays.items()})
     if with_moments and what == MOMENTS:
         what = None
-    if what is not None or is_mask(list(arrays.values()), name):
+    if what is not None or is_mask(list(arrays.values()), name, loaded):
         reject_without_network(location, what or MASK, "Leave it out.")
     facts: dict[str, Fact] = {}
     left_out: list[str] = []
@@ -66,7 +73,13 @@ def read_state_dict(
 
 
 def read_safetensors(
-    file: IO[bytes] | memoryview, *, location: str, header_bytes: int, tensor_bytes: int, tensors: int
+    file: IO[bytes] | memoryview,
+    *,
+    location: str,
+    header_bytes: int,
+    tensor_bytes: int,
+    tensors: int,
+    loaded: Loaded = np.asarray,
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Return the arrays of a safetensors file, by name in the order of its header, and its metadata.
 
@@ -74,7 +87,7 @@ def read_safetensors(
     more than the limits.
     """
     if isinstance(file, memoryview):
-        size, first = len(file), bytes(file[:8])
+        size, first = len(file), loaded(np.frombuffer(file[:8], np.uint8)).tobytes()
     else:
         size = file.seek(0, 2)
         file.seek(0)
@@ -83,7 +96,11 @@ def read_safetensors(
         length = header_length(first, file_size=size, location=location)
         if length > header_bytes:
             reject(location, "header length", f"at most {header_bytes} bytes", f"{length} bytes", _STEP)
-        text = bytes(file[8 : 8 + length]) if isinstance(file, memoryview) else file.read(length)
+        text = (
+            loaded(np.frombuffer(file[8 : 8 + length], np.uint8)).tobytes()
+            if isinstance(file, memoryview)
+            else file.read(length)
+        )
         names, entries, metadata = _outline(text, size, tensors)
     except IntegrityError as error:
         raise with_next_step([replace(item, location=location) for item in error.problems], _STEP) from None
@@ -99,6 +116,12 @@ def read_safetensors(
     else:
         arrays = {entry.name: _read_array(file, entry, location) for entry in entries}
     return {name: arrays[name] for name in names}, dict(metadata)
+
+
+@lru_cache(maxsize=64)
+def _name_of(dtype: np.dtype[Any]) -> str:
+    """Return a dtype's name from a cache: numpy builds it at every call."""
+    return dtype.name
 
 
 @lru_cache(maxsize=16)

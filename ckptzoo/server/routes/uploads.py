@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import PurePosixPath
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from ckptzoo.server.errors import Refusal
 from ckptzoo.server.names import checked_path
@@ -23,6 +23,7 @@ from ckptzoo.server.store.repositories import LARGE
 
 _CHUNK_BYTES = 2**20
 """Bytes of a body that are written to the disk at a time."""
+NO_XET = "/api/no-xet-storage-here/set-HF_HUB_DISABLE_XET=1"
 _LFS = "application/vnd.git-lfs+json"
 
 
@@ -64,6 +65,15 @@ def _decode_sample(sample: str) -> str:
     """Decode the first bytes of a file, in base64, as text; the last character may be cut."""
     # huggingface_hub sends 512 bytes
     return codecs.getincrementaldecoder("utf-8")().decode(base64.b64decode(sample, validate=True))
+
+
+def xet_token(request: AuthorizedRequest) -> Response:
+    """Send a client that asks for Xet storage to an address, of nothing, that says what to set instead.
+
+    huggingface_hub (2.4.0) sends large files by hf_xet alone where that is installed, whatever a hub answers, and of a
+    refusal hf_xet shows the address.
+    """
+    return RedirectResponse(f"{request.origin}{NO_XET}", 307)
 
 
 def batch(request: AuthorizedRequest) -> Response:

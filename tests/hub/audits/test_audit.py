@@ -14,7 +14,7 @@ from ckptzoo.cli.app import run
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.audits import audit
 from ckptzoo.hub.audits.series import missing_steps
-from ckptzoo.hub.imports import import_zoo
+from ckptzoo.hub.imports import import_zoo, link_zoo
 from tests.support.hosted import Hosted, push
 
 Weights = dict[str, NDArray[Any]]
@@ -245,3 +245,56 @@ def test_repositories_of_a_hub(tmp_path: Path, server: Hosted, runs: int, count:
     if shape:  # files of 10 MB
         assert result.bytes_read < 0.01 * result.bytes_stored
         assert sum(entry.sent for entry in server.request_log.entries[before:]) < 0.01 * result.bytes_stored
+
+
+def test_tensors_that_were_not_read_are_not_said_to_be_equal(tmp_path: Path) -> None:
+    states = walk(0, 6)
+    kernel = torch.randn(8, 8, 3, 3, generator=torch.Generator().manual_seed(0))
+    for at in range(len(states)):
+        tensors = {name: torch.from_numpy(array) for name, array in states[min(at, 4)].items()}
+        # numbers in another order than the first to the last axis have no place of their own in the file
+        tensors["conv.weight"] = (kernel + at).to(memory_format=torch.channels_last)
+        torch.save(tensors, tmp_path / f"step{at}.pt")
+    (item,) = audit(tmp_path).findings
+    assert tuple(item.steps) == (4, 5) and "in the" in item.detail and "numbers that were read" in item.detail
+    assert found(tmp_path, everything=True) == []
+
+
+def test_a_file_that_cannot_be_read_is_named_and_the_others_are_judged(tmp_path: Path) -> None:
+    states = walk(0, 10, (64, 64))
+    states[2], states[6] = states[6], states[2]
+    expected = [("gap", (40,)), ("order", (20, 60)), ("unreadable", ())]
+    for at, weights in enumerate(states):
+        torch.save({name: torch.from_numpy(array) for name, array in weights.items()}, tmp_path / f"step{at * 10}.pt")
+    path = tmp_path / "step40.pt"
+    data = bytearray(path.read_bytes())
+    # the header of a member, which is looked at when its numbers are read
+    at = data.rindex(b"PK\x03\x04", 0, data.index(b"data/2"))
+    data[at : at + 2] = b"?!"
+    path.write_bytes(data)
+    for everything in (False, True):
+        result = audit(tmp_path, everything=everything)
+        assert sorted((item.kind, tuple(item.steps)) for item in result.findings) == expected
+        assert "a header of its own" in next(item.detail for item in result.findings if item.kind == "unreadable")
+    # rows of a zoo that refers to files are read at once
+    folder = written(tmp_path / "flat/runs", states, [*range(0, 100, 10)])
+    link_zoo(folder, tmp_path / "zoo", license="mit")
+    (folder / "step40/model.safetensors").touch()
+    for everything in (False, True):
+        result = audit(tmp_path / "zoo", everything=everything)
+        assert sorted((item.kind, tuple(item.steps)) for item in result.findings) == expected
+        assert "step40/model.safetensors" in "".join(item.detail for item in result.findings)
+
+
+def test_a_member_of_an_archive_holds_all_of_its_tensor(tmp_path: Path) -> None:
+    states = walk(0, 3, (64, 64))
+    for at, weights in enumerate(states):
+        torch.save({name: torch.from_numpy(array) for name, array in weights.items()}, tmp_path / f"step{at}.pt")
+    path = tmp_path / "step1.pt"
+    data = bytearray(path.read_bytes())
+    at = data.rindex(b"PK\x01\x02", 0, data.rindex(b"data/2"))
+    # both sizes in the directory
+    data[at + 20 : at + 28] = (16000).to_bytes(4, "little") * 2
+    path.write_bytes(data)
+    (item,) = audit(tmp_path).findings
+    assert item.kind == "unreadable" and "'layers.2.weight': expected 16384 bytes, got 16000 bytes" in item.detail

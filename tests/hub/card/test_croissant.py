@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
 
 import ckptzoo
 from ckptzoo.hub.card import write
 from ckptzoo.hub.card.croissant import croissant
 from ckptzoo.hub.client import Client
+from ckptzoo.hub.imports import link_zoo
 from ckptzoo.schema.card import MAX_TEXT
 from tests.support.effort import FEW_EXAMPLES, examples
 from tests.support.hosted import ZOO, Hosted
@@ -166,6 +168,22 @@ def test_card_writes_and_compares_it_and_pull_brings_it(tmp_path: Path) -> None:
     assert write(path, check=True).changes == ()
     ckptzoo.pull(ROOT / "cards/mnist-optunet-trajectories", tmp_path / "part", where="seed < 2 and step == 0")
     assert len(read(tmp_path / "part")[1]) == 2
+
+
+def test_a_zoo_of_references_has_no_files_of_weights(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    for name in "ab":
+        save_file({"w": np.zeros(2, np.float32)}, tmp_path / f"nets/{name}.safetensors")
+    link_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
+    write(tmp_path / "zoo")
+    # without a time in the rows it has no date of publication, of which mlcroissant warns
+    metadata = mlcroissant.Dataset(str(tmp_path / "zoo/croissant.json")).metadata
+    assert not metadata.ctx.issues.errors and [item.name for item in metadata.distribution] == [
+        "metadata",
+        "references",
+    ]
+    for item in metadata.distribution:
+        assert [*(tmp_path / "zoo").glob(str(item.includes[0] if isinstance(item.includes, list) else item.includes))]
 
 
 def test_push_makes_it_for_what_the_repository_holds(

@@ -74,6 +74,32 @@ def test_push_tags_the_releases_of_a_folder(server: Hosted, hub: dict[str, Any],
     assert set(client.tags(ZOO)) == {"one"}
 
 
+def test_push_tags_no_release_of_fewer_checkpoints(server: Hosted, hub: dict[str, Any], make_zoo: Make) -> None:
+    zoo = make_zoo("zoo", (2,))
+    ckptzoo.release(zoo, "old")
+    grown(zoo, (1,), start=1)
+    ckptzoo.release(zoo, "new")
+    pushed(server, zoo)
+    client = Client(**hub)
+    assert client.tags(ZOO) == {"new": client.head(ZOO)}
+    assert len(ckptzoo.open(ZOO, revision="old", **hub)) == 2
+    grown(zoo, (1,), start=2)
+    tags = client.tags(ZOO)
+    pushed(server, zoo)
+    assert client.tags(ZOO) == tags and len(ckptzoo.open(ZOO, **hub)) == 4
+
+
+def test_a_branch_may_have_a_slash_in_its_name(server: Hosted, hub: dict[str, Any], make_zoo: Make) -> None:
+    zoo = make_zoo("zoo", (2,))
+    pushed(server, zoo)
+    server.api().create_branch(ZOO, branch="more/seeds", repo_type="dataset")
+    grown(zoo, (1,), start=1)
+    pushed(server, zoo)
+    opened = ckptzoo.open(ZOO, revision="more/seeds", **hub)
+    assert len(opened) == 2 and len(opened.refresh()) == 2 and len(ckptzoo.open(ZOO, **hub)) == 3
+    assert len(ckptzoo.open(f"{ZOO}@more/seeds", **hub)) == 2
+
+
 def test_a_release_that_was_killed_before_its_tag_is_carried_on(
     server: Hosted, hub: dict[str, Any], make_zoo: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.contributions.matching import without_wrappers
 from ckptzoo.hub.imports.adapters.adapter import Picked
+from ckptzoo.hub.imports.mapped import loaded
 from ckptzoo.hub.imports.tables import Slice, shape_of
 from ckptzoo.hub.untrusted import StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
@@ -92,7 +93,7 @@ def copies_of(state: StateDict) -> list[StateDict]:
         return [state]
     if sum(map(is_copy_name, groups)) < len(groups) - 1:
         return [state]
-    facts = {**{name: state.tensors[name].item() for name in numbers}, **state.facts}
+    facts = {**{name: loaded(state.tensors[name]).item() for name in numbers}, **state.facts}
     return list(networks_of(replace(state, facts=facts, tensors={
         name: array for name, array in state.tensors.items() if name not in numbers
     }), list(groups), ""))  # fmt: skip

@@ -1,0 +1,86 @@
+"""The page: text of others is no markup, every tag is closed, and nothing is fetched."""
+
+from html.parser import HTMLParser
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from builders.report.claims import VERDICTS
+from builders.report.page import Kept, Row, Source, page
+from builders.report.parts import PAPERS, PARTS, Part
+from tests.support.effort import examples
+
+VOID = {"meta", "br", "img"}
+TEXT = st.sampled_from(["plain", "<script>alert(1)</script>", 'a" onload="x', "&amp;", "\x1b[31m", "line\nline", ""])
+
+
+class Parsed(HTMLParser):
+    """Tags in order, attributes and text; an error where a tag is closed that is not open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> dict[str, object]:
+    columns = draw(st.integers(1, 4))
+    cells = st.lists(TEXT, min_size=columns, max_size=columns)
+    header = draw(st.one_of(st.just([]), cells))
+    return {"rows": draw(st.lists(cells, max_size=60)), "header": header, "numbers": list(range(1, columns))}
+
+
+KEPT = st.builds(
+    Kept,
+    st.lists(st.builds(Row, TEXT, TEXT, TEXT, st.sampled_from(VERDICTS), TEXT), max_size=8),
+    st.lists(st.one_of(TEXT, grids()), max_size=5),
+    st.lists(st.just("iVBORw0KGgo="), max_size=2),
+    st.lists(st.builds(Source, TEXT, TEXT, TEXT, TEXT), max_size=2),
+    st.one_of(st.none(), st.integers(0, 9)),
+    TEXT,
+)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(PARTS), KEPT), max_size=4), TEXT)
+def test_any_text_stays_text(made: list[tuple[Part, Kept]], value: str) -> None:
+    text = page(made, {"code": value})
+    assert text == page(made, {"code": value})
+    parsed = Parsed(text)
+    assert not {"script", "iframe", "link", "object"} & {*parsed.tags}
+    assert all(name in ("lang", "charset", "name", "content", "id", "class", "href", "scope", "tabindex", "alt", "src",
+                        "data-name") for name, _ in parsed.attributes)  # fmt: skip
+    assert all(value and value[0] == "#" for name, value in parsed.attributes if name == "href")
+    assert all(value and value.startswith("data:") for name, value in parsed.attributes if name == "src")
+    rows = [row for _, kept in made for row in kept.rows]
+    for verdict in VERDICTS:
+        assert f"{sum(row.verdict == verdict for row in rows)} {verdict}" in parsed.text
+
+
+def test_parts_have_names_of_their_own() -> None:
+    keys = [part.key for part in PARTS]
+    assert len({*keys}) == len(keys) and {part.paper for part in PARTS} == {*PAPERS}
+    for part in PARTS:
+        assert part.claims and (part.study is None) == (not part.zoos)
+        assert all(claim.judge is not None or claim.open for claim in part.claims)
+        # what could not be made says how it can be
+        assert part.study is None or part.commands

@@ -1,0 +1,471 @@
+"""A zoo that refers to files on other machines reads what an import of them holds, asks for nothing else, and follows
+no reference of others without being told to."""
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save, save_file
+
+import ckptzoo
+from ckptzoo.errors import AbsentError, IntegrityError, RemoteError, ZooError
+from ckptzoo.format.digests import reference_summary
+from ckptzoo.format.sources import remembered_servers
+from ckptzoo.hub.imports import import_zoo, link_zoo
+from tests.hub.imports.test_link import fill, state, tree_of
+from tests.remote.test_referenced import Tagged
+from tests.support.effort import examples
+from tests.support.hosted import Hosted, hosted, push
+from tests.support.hub_clients import isolate_clients
+from tests.support.published_zoos import network
+from tests.support.serving import Fault, Served, running
+
+
+class Listing(Tagged):
+    """A web server that lists folders, as many do, beside links that lead elsewhere."""
+
+    def answer(self, path: str) -> None:
+        if not path.endswith("/"):
+            return super().answer(path)
+        inside = {name[len(path) :] for name in self.served.files if name.startswith(path)}
+        names = sorted({f"{name.partition('/')[0]}/" if "/" in name else name for name in inside})
+        links = ["../", "/", "?C=M;O=A", "https://elsewhere.example/x.safetensors", *names]
+        page = "".join(f'<a href="{link}">{link}</a>\n' for link in links)
+        self.plain(200 if inside else 404, page.encode(), Content_Type="text/html")
+
+
+@contextlib.contextmanager
+def serving(folder: Path, **kinds: Any) -> Iterator[Served]:
+    """Serve a folder's files below /nets/."""
+    files = {f"/nets/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with running(Served(files), Listing, **kinds) as served:
+        yield served
+
+
+@pytest.fixture
+def nets(tmp_path: Path) -> Path:
+    """Four networks of two runs, and what is no network."""
+    for run in range(2):
+        for step in range(2):
+            path = tmp_path / f"nets/run{run}/step{step}.safetensors"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(network(10 * run + step, width=200), path)
+    (tmp_path / "nets/run0/notes.txt").write_text("seed 3")
+    return tmp_path / "nets"
+
+
+@pytest.fixture
+def web(nets: Path) -> Iterator[Served]:
+    with serving(nets) as served:
+        yield served
+
+
+def link(served: Served, zoo: Path, **options: Any) -> ckptzoo.Zoo:
+    link_zoo(f"{served.url}/nets/", zoo, license="MIT", **options)
+    return ckptzoo.open(zoo)
+
+
+def save_torch(path: Path, content: dict[str, np.ndarray], epoch: int) -> None:
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in content.items()}
+    torch.save({"state_dict": tensors, "epoch": torch.tensor(epoch), "optimizer": {"m": torch.ones(300)}}, path)
+
+
+def fill_with_torch(folder: Path, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    shapes = [(), (3,), (5, 2, 2), (300, 70), (0, 4), (200, 200)]
+    tensors = {f"fc{at}.weight": ("float32", shapes[draw.integers(6)]) for at in range(draw.integers(1, 6))}
+    tensors |= {"norm.num_batches_tracked": ("int64", ()), "last.bias": ("float16", (4,))}
+    for number in range(draw.integers(1, 5)):
+        path = folder / f"seed{number}" / "net.pt"
+        path.parent.mkdir(parents=True)
+        save_torch(path, state(draw, tensors), number)
+
+
+@settings(max_examples=examples(40, 2))
+@given(seed=st.integers(0, 2**32), validator=st.sampled_from(["strong", "weak", "date"]))
+def test_what_is_read_is_what_an_import_holds(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, validator: str
+) -> None:
+    root = tmp_path_factory.mktemp("remote")
+    with pytest.MonkeyPatch.context() as patched:
+        isolate_clients(root, patched)
+        (fill if seed % 3 else fill_with_torch)(root / "nets", seed)
+        import_zoo(root / "nets", root / "b/zoo", license="MIT")
+        held = ckptzoo.open(root / "b/zoo")
+        with serving(root / "nets", validator=validator) as served:
+            zoo = link(served, root / "a/zoo")
+            assert {at for at, seen in enumerate(served.seen) if "Authorization" in seen.headers} == set()
+            assert zoo.ids == held.ids and zoo.metadata["step"].equals(held.metadata["step"])
+            draw, again = np.random.default_rng(seed), link(served, root / "a/zoo")
+            assert again.ids == held.ids and held.arch == zoo.arch
+            names = held.arch.names
+            before = served.sent
+            for name in names:
+                assert zoo[name][:].tobytes() == held[name][:].tobytes()
+            # what was compared with other tensors has come before
+            assert served.sent - before <= sum(held[name][:].nbytes for name in names)
+            before = served.sent
+            for shuffle in (False, "global"):
+                one, other = (
+                    each.stream(*names, batch_size=2, shuffle=shuffle, seed=seed, remainder="keep")
+                    for each in (zoo, held)
+                )
+                for batch, expected in zip(one, other, strict=True):
+                    assert batch.ids == expected.ids
+                    assert all(batch[name].tobytes() == expected[name].tobytes() for name in names)
+            rows = draw.integers(0, len(zoo), 5)
+            assert all(zoo[name][rows].tobytes() == held[name][rows].tobytes() for name in names)
+            assert served.sent == before
+            sent: Any = ForkingPickler
+            assert sent.loads(sent.dumps(zoo))[names[0]][:].tobytes() == held[names[0]][:].tobytes()
+            ckptzoo.materialize(root / "a/zoo", root / "c/zoo")
+            assert tree_of(root / "c/zoo") == tree_of(root / "b/zoo")
+            assert ckptzoo.verify(root / "a/zoo") == []
+            summary = reference_summary(ckptzoo.open(root / "a/zoo").contents)
+            assert summary is not None and not summary.unchecked
+    shutil.rmtree(root)
+
+
+def test_linking_asks_for_headers_alone_and_for_each_once(web: Served, tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    large = {f"/nets/run{at}.safetensors": save({"fc.weight": draw.random((800, 800), "f4")}) for at in range(20)}
+    web.files.clear()
+    web.files.update(large)
+    zoo = link(web, tmp_path / "zoo")
+    assert len(web.seen) == 21 and web.sent < 21 * 65536
+    before = web.sent
+    link(web, tmp_path / "zoo")
+    assert zoo["fc.weight"][:].nbytes == 20 * 800 * 800 * 4
+    # the second link asked for the same heads again, to know whether the files are the same
+    assert web.sent - before <= 21 * 65536 + 20 * 800 * 800 * 4
+
+
+def change_content(served: Served, name: str) -> None:
+    data = bytearray(served.files[name])
+    data[-1] ^= 1
+    served.files[name] = bytes(data)
+
+
+def change_size(served: Served, name: str) -> None:
+    served.files[name] += b"x"
+
+
+def remove(served: Served, name: str) -> None:
+    del served.files[name]
+
+
+@pytest.mark.parametrize("change", [change_content, change_size, remove])
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_file_that_changed_is_named_and_nothing_is_stored(
+    nets: Path, tmp_path: Path, change: Callable[[Served, str], None], heeds: bool
+) -> None:
+    with serving(nets, heeds=heeds) as served:
+        link(served, tmp_path / "zoo")
+        change(served, "/nets/run1/step0.safetensors")
+        zoo = ckptzoo.open(tmp_path / "zoo")
+        with pytest.raises(ZooError, match=r"/nets/run1/step0\.safetensors: "):
+            zoo["0.weight"][:]
+        problems = ckptzoo.verify(tmp_path / "zoo")
+        assert len(problems) == 1 and problems[0].location.endswith("/nets/run1/step0.safetensors")
+        with pytest.raises(ZooError, match=r"run1/step0\.safetensors"):
+            ckptzoo.materialize(tmp_path / "zoo", tmp_path / "copy")
+        assert not any((tmp_path / "copy/parts").glob("0*")) if (tmp_path / "copy").exists() else True
+        # the others are read
+        assert zoo.where("member != 'run1'")["0.weight"][:].shape == (2, 200, 4)
+        done = ckptzoo.materialize(tmp_path / "zoo", tmp_path / "some", where="member == 'run0'")
+        assert done.checkpoints == 2 and ckptzoo.verify(tmp_path / "some") == []
+
+
+def test_references_of_others_are_followed_only_where_the_user_says_so(web: Served, tmp_path: Path) -> None:
+    zoo = link(web, tmp_path / "zoo")
+    (servers,) = remembered_servers(tmp_path / "zoo").values()
+    assert servers.named == (web.url,) and servers.is_linked
+    moved = Path(shutil.copytree(tmp_path / "zoo", tmp_path / "moved"))
+    asked = len(web.seen)
+    with pytest.raises(ZooError, match="a source that was linked on this machine"):
+        ckptzoo.open(moved)["0.weight"][:]
+    with pytest.raises(RemoteError, match="expected https, got http"):
+        ckptzoo.open(moved, follow=True)["0.weight"][:]
+    with pytest.raises(RemoteError, match="expected https, got http"):
+        ckptzoo.open(moved, follow="http://127.0.0.1:9")["0.weight"][:]
+    assert "linked on this machine" in str(ckptzoo.verify(moved)[0]) and len(web.seen) == asked
+    told = ckptzoo.open(moved, follow=web.url)
+    assert told["0.weight"][:].tobytes() == zoo["0.weight"][:].tobytes() == told.refresh()["0.weight"][:].tobytes()
+    with pytest.raises(ZooError, match=r"expected http://host or https://host"):
+        ckptzoo.open(moved, follow=["ftp://x"])["0.weight"][:]
+    assert ckptzoo.materialize(moved, tmp_path / "copy", follow=web.url).checkpoints == 4
+    # linked here it is followed from then on
+    assert link_zoo(f"{web.url}/nets/", moved, license="MIT").present == 4
+    assert ckptzoo.open(moved)["0.weight"][:].shape == (4, 200, 4) and ckptzoo.verify(moved) == []
+
+
+def test_a_source_of_others_is_not_followed_because_another_has_its_name(
+    web: Served, nets: Path, tmp_path: Path
+) -> None:
+    theirs = nets.parent / "theirs"
+    save_file(network(70, width=200), nets.parent / "odd.safetensors")
+    theirs.mkdir()
+    (nets.parent / "odd.safetensors").rename(theirs / "odd.safetensors")
+    with serving(theirs) as served:
+        link(served, tmp_path / "zoo")
+        moved = Path(shutil.copytree(tmp_path / "zoo", tmp_path / "moved"))
+        asked = len(served.seen)
+        assert link_zoo(f"{web.url}/nets/", moved, license="MIT").added == 4
+        assert remembered_servers(moved).keys().isdisjoint({"nets"}) and len(served.seen) == asked
+        zoo = ckptzoo.open(moved)
+        with pytest.raises(ZooError, match="a source that was linked on this machine"):
+            zoo["0.weight"][:]
+        mine = zoo.take([at for at, name in enumerate(zoo.ids) if "odd" not in name])
+        assert mine["0.weight"][:].shape == (4, 200, 4) and len(served.seen) == asked
+
+
+def rewritten(zoo: Path, change: Callable[[list[Any]], None]) -> None:
+    """Write the references of a zoo of one part anew, with all digests, as its author could."""
+    from ckptzoo.format.files import Folder
+    from ckptzoo.format.reader import read_contents
+    from ckptzoo.format.references import Reference
+    from ckptzoo.format.writer import ReferenceWriter
+
+    contents = read_contents(Folder(zoo))
+    found, rows = contents.references, contents.raw.metadata.to_pylist()
+    listed = [
+        Reference(found.kinds[at][0], found.paths[at], *found.facts[at], found.headers[at], found.layouts[number], file)
+        for at, ((_, number), file) in enumerate(zip(found.kinds, found.remote_files, strict=True))
+    ]
+    change(listed)
+    shutil.rmtree(zoo / "parts")
+    shutil.rmtree(zoo / "derived", ignore_errors=True)
+    (zoo / "parts").mkdir()
+    writer = ReferenceWriter(zoo)
+    writer.refer([[item] for item in listed], rows)
+    writer.commit()
+
+
+def test_a_layout_that_contradicts_the_header_gives_no_weights(web: Served, tmp_path: Path) -> None:
+    link(web, tmp_path / "zoo")
+
+    def shift(listed: list[Any]) -> None:
+        layout = listed[0].layout
+        moved = tuple(place._replace(offset=place.offset + 4) for place in layout.tensors[:1])
+        listed[0] = listed[0]._replace(layout=type(layout)(layout.form, moved + layout.tensors[1:], layout.header))
+
+    rewritten(tmp_path / "zoo", shift)
+    name = ckptzoo.open(tmp_path / "zoo").contents.references.layouts[0].tensors[0].tensor
+    with pytest.raises(IntegrityError, match=r"step0\.safetensors: header: expected the tensors that were linked"):
+        ckptzoo.open(tmp_path / "zoo", follow=web.url)[name][:]
+
+    def other_form(listed: list[Any]) -> None:
+        layout = listed[0].layout
+        header = hashlib.sha256(b"").digest()
+        listed[0] = listed[0]._replace(layout=type(layout)("torch", layout.tensors, ((0, 0),)), header=header)
+
+    rewritten(tmp_path / "zoo", other_form)
+    moved = Path(shutil.copytree(tmp_path / "zoo", tmp_path / "moved"))
+    with pytest.raises(ZooError, match="expected safetensors, in a zoo of others, got a part"):
+        ckptzoo.open(moved, follow=web.url)[name][:]
+
+    def torch_form(listed: list[Any]) -> None:
+        listed[0] = listed[0]._replace(layout=type(listed[0].layout)("torch", listed[0].layout.tensors))
+
+    shutil.rmtree(moved)
+    shutil.copytree(tmp_path / "zoo", moved)
+    rewritten(moved, torch_form)
+    with pytest.raises(ZooError, match="expected safetensors, in a zoo of others, got torch"):
+        ckptzoo.open(moved, follow=web.url)[name][:]
+
+    def secret(listed: list[Any]) -> None:
+        at = listed[0].remote.address.replace("http://", "http://me:hunter2@")
+        listed[0] = listed[0]._replace(remote=listed[0].remote._replace(address=at))
+
+    shutil.rmtree(moved)
+    shutil.copytree(tmp_path / "zoo", moved)
+    rewritten(moved, secret)
+    asked = len(web.seen)
+    with pytest.raises(ZooError, match="a user or a password") as caught:
+        ckptzoo.open(moved, follow=web.url)[name][:]
+    assert "hunter2" not in str(caught.value) and len(web.seen) == asked
+
+
+def test_redirects_lead_to_no_server_that_the_user_did_not_name(nets: Path, tmp_path: Path) -> None:
+    class Leading(Listing):
+        target = ""
+
+        def answer(self, path: str) -> None:
+            if self.target and path.endswith("step1.safetensors"):
+                return self.plain(302, b"", Location=f"{self.target}{path}")
+            super().answer(path)
+
+    with serving(nets) as inner, serving(nets) as other:
+        files = {f"/nets/{path.relative_to(nets)}": path.read_bytes() for path in nets.rglob("*.safetensors")}
+        with running(Served(files), Leading, target=inner.url) as front:
+            with pytest.raises(RemoteError, match=r"server 127\.0\.0\.1"):
+                link_zoo(f"{front.url}/nets/", tmp_path / "zoo", license="MIT")
+            assert not inner.seen
+            sources = [f"{front.url}/nets/run0/step1.safetensors", f"{inner.url}/nets/run1/step0.safetensors"]
+            assert link_zoo(sources, tmp_path / "zoo", license="MIT").added == 2
+            assert not other.seen and ckptzoo.open(tmp_path / "zoo")["0.weight"][:].shape == (2, 200, 4)
+
+
+BAD = {
+    "?sig=abc123": "no password, signature or token",
+    "#part": "no password, signature or token",
+}
+
+
+def test_addresses_that_no_reference_may_have_are_refused(web: Served, nets: Path, tmp_path: Path) -> None:
+    good = f"{web.url}/nets/run0/step0.safetensors"
+    for ending, text in BAD.items():
+        with pytest.raises(ZooError, match=text) as caught:
+            link_zoo(good + ending, tmp_path / "zoo", license="MIT")
+        assert "abc123" not in str(caught.value)
+    with pytest.raises(ZooError, match="a user or a password") as caught:
+        link_zoo(good.replace("http://", "http://me:hunter2@"), tmp_path / "zoo", license="MIT")
+    assert "hunter2" not in str(caught.value) and not web.seen
+    with pytest.raises(ZooError, match="all on this machine or all on others"):
+        link_zoo([good, nets], tmp_path / "zoo", license="MIT")
+    with pytest.raises(ZooError, match="https://, hf:// or s3://"):
+        link_zoo("ftp://host/net.safetensors", tmp_path / "zoo", license="MIT")
+    with pytest.raises(AbsentError):
+        link_zoo(f"{web.url}/nothing/", tmp_path / "zoo", license="MIT")
+    assert not (tmp_path / "zoo").exists()
+
+
+def test_what_cannot_be_linked_from_afar_is_named_with_the_next_step(nets: Path, tmp_path: Path) -> None:
+    np.savez(nets / "odd.npz", **network(3))  # pyright: ignore[reportArgumentType]
+    (nets / "broken.safetensors").write_bytes(b"\xff" * 100)
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in network(0, width=200).items()}
+    torch.save(tensors, nets / "old.pt", _use_new_zipfile_serialization=False)
+    turned = {**tensors, "0.weight": tensors["0.weight"].T.contiguous().T}
+    torch.save(turned, nets / "turned.pt")
+    with serving(nets) as served:
+        with pytest.raises(ZooError, match="ckptzoo import"):
+            link_zoo(f"{served.url}/nets/", tmp_path / "zoo", license="MIT", exclude=["broken*"])
+        done = link_zoo(f"{served.url}/nets/", tmp_path / "zoo", license="MIT", skip_bad=True)
+        assert done.added == 4
+        assert {item["file"] for item in done.skipped} >= {"odd.npz", "old.pt", "turned.pt"}
+        assert all("ckptzoo import" in item["problem"] for item in done.skipped if "broken" not in item["file"])
+        served.faults.append(Fault("whole", times=9, path="run0/step0"))
+        with pytest.raises(RemoteError, match="a range of the file"):
+            link_zoo(f"{served.url}/nets/run0/step0.safetensors", tmp_path / "b/zoo", license="MIT")
+    with serving(nets, validator="") as served, pytest.raises(RemoteError, match="an ETag or Last-Modified"):
+        link_zoo(f"{served.url}/nets/run0/step0.safetensors", tmp_path / "b/zoo", license="MIT")
+
+
+def killed(run: Callable[[], object], seconds: float) -> None:
+    """Run something in a copy of this process that is killed after so long."""
+    child = os.fork()
+    if not child:
+        try:
+            run()
+        finally:
+            os._exit(0)
+    time.sleep(seconds)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+@pytest.mark.slow
+def test_kills_of_link_and_materialize_lose_and_double_nothing(
+    web: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    web.files.update({f"/nets/net{at:02d}.safetensors": save(network(at, width=200)) for at in range(16)})
+    monkeypatch.setattr("ckptzoo.hub.imports.target.PART_BYTES", 20_000)
+    monkeypatch.setattr("ckptzoo.hub.imports.link._FILES", 3)
+    start, draw = time.monotonic(), np.random.default_rng(0)
+    whole = link(web, tmp_path / "whole/zoo")
+    ckptzoo.materialize(tmp_path / "whole/zoo", tmp_path / "whole/copy")
+    most = (time.monotonic() - start) / 2
+    assert len(whole.contents.raw.parts) >= 4
+    for number in range(examples(25, 1)):
+        zoo, copy = tmp_path / f"{number}/zoo", tmp_path / f"{number}/copy"
+        for delay in draw.uniform(0, most, 3).tolist():
+            killed(lambda zoo=zoo: link(web, zoo), delay)
+        assert link(web, zoo).ids == whole.ids
+        for delay in draw.uniform(0, most, 3).tolist():
+            killed(lambda zoo=zoo, copy=copy: ckptzoo.materialize(zoo, copy), delay)
+        ckptzoo.materialize(zoo, copy)
+        made = ckptzoo.open(copy)
+        assert made.ids == whole.ids and ckptzoo.verify(copy) == []
+        assert all(made[name][:].tobytes() == whole[name][:].tobytes() for name in whole.arch.names)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hosted]:
+    """Five runs of four steps, which are branches; one step has the weights of another."""
+    with hosted(tmp_path / "served") as server:
+        for run in range(5):
+            server.api().create_repo(f"lab/run{run}")
+            for step in (10, 20, 30, 40):
+                server.api().create_branch(f"lab/run{run}", branch=f"step{step}")
+                data = save(network(100 * run + (40 if (run, step) == (3, 20) else step), width=60))
+                files = {"model.safetensors": data, "config.json": json.dumps({"hidden": 60}).encode()}
+                push(server, files, f"models/lab/run{run}", revision=f"step{step}")
+        yield server
+
+
+@pytest.mark.slow
+def test_runs_whose_steps_are_revisions_are_linked_audited_streamed_and_published(hub: Hosted, tmp_path: Path) -> None:
+    token: dict[str, Any] = {"endpoint": hub.url, "token": hub.tokens["write"]}
+    listed = tmp_path / "runs.txt"
+    listed.write_text("".join(f"hf://lab/run{run}@step*\n" for run in range(5)))
+    done = link_zoo(listed, tmp_path / "a/zoo", license="MIT", **token)
+    import_zoo(listed, tmp_path / "b/zoo", license="MIT", **token)
+    zoo, held = ckptzoo.open(tmp_path / "a/zoo"), ckptzoo.open(tmp_path / "b/zoo")
+    assert done.added == 20 and zoo.ids == held.ids
+    for column in (name for name in zoo.metadata.column_names if name != "finite"):
+        assert zoo.column(column).equals(held.column(column)), column
+    files = zoo.contents.references.remote_files
+    commits = {file.address.partition("@")[2].partition("/")[0] for file in files}
+    assert len(commits) >= 19 and all(len(commit) == 40 for commit in commits)
+    assert all(file.digest and not file.validator for file in files)
+    run = zoo.where("member == 'run2-model' or member == 'run2'").sorted("step")
+    assert run.column("step").to_pylist() == [10, 20, 30, 40]
+    batches = [batch["0.weight"] for batch in run.stream("0", batch_size=1)]
+    expected = [network(200 + step, width=60)["0.weight"] for step in (10, 20, 30, 40)]
+    assert np.concatenate(batches).tobytes() == np.stack(expected).tobytes()
+    # a branch that moved is another commit; the zoo has the one that was linked
+    push(hub, {"model.safetensors": save(network(9, width=60))}, "models/lab/run2", revision="step10")
+    shutil.rmtree(tmp_path / "cache")
+    again = ckptzoo.open(tmp_path / "a/zoo")
+    assert again["0.weight"][:].tobytes() == held["0.weight"][:].tobytes()
+    from ckptzoo.hub.audits import audit
+
+    found = audit(tmp_path / "a/zoo")
+    assert "run3" in str(found) and "20" in str(found)
+    assert ckptzoo.verify(tmp_path / "a/zoo") == []
+    ckptzoo.push(tmp_path / "a/zoo", "lab/zoo", **token)
+    published = "hf://datasets/lab/zoo"
+    with pytest.raises(ZooError, match="follow=True"):
+        ckptzoo.open(published, **token)["0.weight"][:]
+    followed = ckptzoo.open(published, follow=True, **token)
+    assert followed["0.weight"][:].tobytes() == held["0.weight"][:].tobytes()
+    ckptzoo.pull("lab/zoo", tmp_path / "pulled", **token)
+    with pytest.raises(ZooError, match="follow=True"):
+        ckptzoo.open(tmp_path / "pulled", **token)["0.weight"][:]
+    with pytest.raises(ZooError, match="Pull it whole"):
+        ckptzoo.pull("lab/zoo", tmp_path / "some", where="step == 10", **token)
+    assert "follow=True" in (tmp_path / "pulled/README.md").read_text()
+    pulled = ckptzoo.open(tmp_path / "pulled", follow=True, **token)
+    assert pulled["2.bias"][:].tobytes() == held["2.bias"][:].tobytes()
+
+
+def test_a_zoo_is_published_where_everybody_can_read_its_files(web: Served, hub: Hosted, tmp_path: Path) -> None:
+    link(web, tmp_path / "zoo")
+    token: dict[str, Any] = {"endpoint": hub.url, "token": hub.tokens["write"]}
+    with pytest.raises(ZooError, match=r"got one that refers to http://127.*ckptzoo materialize"):
+        ckptzoo.push(tmp_path / "zoo", "lab/zoo", **token)
+    with pytest.raises(ZooError, match="expected one that fits a branch or a tag"):
+        link_zoo("hf://lab/run0@epoch*", tmp_path / "b/zoo", license="MIT", **token)

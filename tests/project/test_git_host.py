@@ -123,7 +123,7 @@ def problems(path: Path, page: Shown) -> list[str]:
     return found
 
 
-def test_pages_have_no_leftovers_and_no_broken_links():
+def test_pages_have_no_leftovers_and_no_broken_links() -> None:
     assert len(PAGES) > 60
     assert {
         path.relative_to(ROOT).as_posix(): found for path in PAGES if (found := problems(path, page_at(path)))
@@ -151,7 +151,7 @@ def test_pages_have_no_leftovers_and_no_broken_links():
         ("[out of the repository](../../shared)\n", "../../shared: no such file"),
     ],
 )
-def test_what_a_git_host_would_show_is_found(text, found):
+def test_what_a_git_host_would_show_is_found(text: str, found: str) -> None:
     assert found in problems(ROOT / "docs/page.md", shown(text))
 
 
@@ -167,11 +167,11 @@ def test_what_a_git_host_would_show_is_found(text, found):
         "[outside](https://example.org/none#none)\n",
     ],
 )
-def test_what_a_git_host_understands_is_left_alone(text):
+def test_what_a_git_host_understands_is_left_alone(text: str) -> None:
     assert problems(ROOT / "docs/page.md", shown(text)) == []
 
 
-def test_pages_have_the_same_parts_on_the_site():
+def test_pages_have_the_same_parts_on_the_site() -> None:
     """Lists and tables begin and end in one place for both: neither needs more blank lines or a deeper indent."""
     site = Markdown(extensions=["attr_list", "md_in_html", "tables", "fenced_code"])
     host = parser()
@@ -190,7 +190,7 @@ def parts(page: str) -> dict[str, int]:
     }
 
 
-def test_pages_of_the_api_name_on_a_git_host_what_the_site_describes():
+def test_pages_of_the_api_name_on_a_git_host_what_the_site_describes() -> None:
     for path in (path for path in PAGES if path.parent.name == "api"):
         text = path.read_text()
         directives = re.findall(r"^::: ckptzoo\.(\S+)\n((?: {4}.*\n)*)", text, re.MULTILINE)
@@ -201,7 +201,7 @@ def test_pages_of_the_api_name_on_a_git_host_what_the_site_describes():
             assert f"`{shown_as}`" in text, f"{path.name}: {shown_as}"
 
 
-def test_make_links_asks_for_links_preprints_and_what_commands_import():
+def test_make_links_asks_for_links_preprints_and_what_commands_import() -> None:
     spec = util.spec_from_file_location("links", ROOT / "docs/links.py")
     assert spec is not None and spec.loader is not None
     spec.loader.exec_module(module := util.module_from_spec(spec))

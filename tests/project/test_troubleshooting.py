@@ -137,7 +137,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_errors_read_as_the_page_shows_them(folder, monkeypatch, capsys):
+def test_errors_read_as_the_page_shows_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     isolate_clients(folder / "clients", monkeypatch)
     monkeypatch.delenv("CKPTZOO_DATA", raising=False)
     monkeypatch.chdir(folder)

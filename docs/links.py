@@ -1,50 +1,68 @@
-"""Asks for every address outside that a page names, and for the page of every preprint; exits with 1 if one is missing.
+"""Asks for every address outside that a page names, for the files of the catalogue's commands and for every preprint.
 
-``python docs/links.py`` needs a network, and is no part of the tests.
+``python docs/links.py`` needs a network, and is no part of the tests. It lists the addresses that are gone, and apart
+from these the ones that could not be asked, all of them where there is no network. It exits with 1 if it lists any.
 """
 
 import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import requests
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("cards/*/README.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("cards/**/README.md")]
 _LINK = re.compile(r"\]\((https?://[^)\s]+)\)|<(https?://[^>\s]+)>|^\[[^\]]+\]: (https?://\S+)", re.MULTILINE)
 _PREPRINT = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})")
+_COMMAND = re.compile(r"^ckptzoo (?:import|link) ((?:https|hf)://\S+)", re.MULTILINE)
+_REPOSITORY = re.compile(r"hf://(?P<name>(?:datasets/)?[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<path>.+))?")
+_EXAMPLES = ("https://host/", "hf://org/", "hf://datasets/org/")
+"""What stands for an address in a command."""
 
 
 def addresses(text: str) -> Iterator[str]:
-    """The links of a page, and the addresses of the preprints that it names."""
+    """The links of a page, the pages of the preprints that it names, and the addresses that its commands import."""
     yield from ("".join(found) for found in _LINK.findall(text))
     yield from (f"https://arxiv.org/abs/{number}" for number in _PREPRINT.findall(text))
+    yield from (web_address(found) for found in _COMMAND.findall(text) if not found.startswith(_EXAMPLES))
 
 
-def problem(address: str) -> str | None:
-    """What is wrong with an address; None where it answers."""
+def web_address(address: str) -> str:
+    """The address at which a browser finds a repository of the hub, or a file or folder in it; others as they are."""
+    found = _REPOSITORY.fullmatch(address)
+    if found is None:
+        return address
+    path = found["path"] or ""
+    kind = "resolve" if PurePosixPath(path).suffix else "tree"
+    return f"https://huggingface.co/{found['name']}/{kind}/{found['revision'] or 'main'}/{path}".rstrip("/")
+
+
+def answer(address: str) -> tuple[bool, str]:
+    """Whether an address could be asked, and what is wrong with it, or nothing."""
     try:
-        with requests.get(address, timeout=30, stream=True, headers={"User-Agent": "ckptzoo-links"}) as answer:
-            return None if answer.ok else f"status {answer.status_code}"
+        with requests.get(address, timeout=30, stream=True, headers={"User-Agent": "ckptzoo-links"}) as found:
+            return True, "" if found.ok else f"status {found.status_code}"
     except requests.RequestException as error:
-        return type(error).__name__
+        return False, type(error).__name__
 
 
 def main() -> int:
-    """Print every address that does not answer, and the pages that name it."""
-    named: dict[str, list[str]] = {}
+    """Print every address that is gone or could not be asked, and the pages that name it."""
+    named: dict[str, set[str]] = {}
     for page in PAGES:
         for address in addresses(page.read_text()):
-            named.setdefault(address, []).append(page.relative_to(ROOT).as_posix())
+            named.setdefault(address, set()).add(page.relative_to(ROOT).as_posix())
     with ThreadPoolExecutor(8) as workers:
-        found = dict(zip(named, workers.map(problem, named), strict=True))
-    missing = {address: wrong for address, wrong in found.items() if wrong is not None}
-    for address, wrong in sorted(missing.items()):
-        print(f"{address}: {wrong}; in {', '.join(sorted(set(named[address])))}")
-    print(f"{len(named)} addresses, {len(missing)} without an answer")
-    return bool(missing)
+        found = dict(zip(named, workers.map(answer, named), strict=True))
+    gone = {address: wrong for address, (asked, wrong) in found.items() if asked and wrong}
+    open_ones = {address: wrong for address, (asked, wrong) in found.items() if not asked}
+    for title, listed in (("gone", gone), ("not checked", open_ones)):
+        for address, wrong in sorted(listed.items()):
+            print(f"{title}: {address}: {wrong}; in {', '.join(sorted(named[address]))}")
+    print(f"{len(named)} addresses, {len(gone)} gone, {len(open_ones)} not checked")
+    return bool(gone or open_ones)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -266,7 +266,10 @@ class Selection:
         derived.
         """
         if variant != layout.RAW and variant not in self.gauges:
-            raise UnknownNameError(self.name, "variant", variant, self.names)
+            here = self.contents.files.here
+            can_be_made = here is not None and variant in get_args(layout.GaugeName)
+            step = f"Run {derived_command(self.contents, variant, str(here))}." if can_be_made else None
+            raise UnknownNameError(self.name, "variant", variant, self.names, step)
         if variant not in self.variants:
             raw = None if variant == layout.RAW else self.variant_rows(layout.RAW)[0]
             self.variants[variant] = Variant(self.contents, variant, raw)

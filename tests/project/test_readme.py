@@ -154,14 +154,5 @@ def test_the_make_lines_are_targets_and_the_extras_exist():
         assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "cards/README.md"])
-def test_pictures_and_links_exist(page):
-    """Those of the pages of the documentation are checked where it is built."""
-    text = (ROOT / page).read_text()
-    for link in re.findall(r"\]\(([^)#]+)\)|^\[\w+\]: ([^#\n]+)", text, re.MULTILINE):
-        address = "".join(link)
-        assert address.startswith("https://") or ((ROOT / page).parent / address).exists(), link
-
-
 def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 125
+    assert len(README.splitlines()) < 100

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -177,11 +177,13 @@ class Run:
         """
         with self._trainer() as trainer:
             state = self._start(trainer, seeds, start)
-            if stops and stops[-1] - state.step > WARM_UP:
-                # an engine is compiled before the clock starts
-                trainer.advance(self._start(trainer, seeds, start), state.step + WARM_UP)
             total = len(seeds) * (max(stops, default=state.step) - state.step)
             budget = _Budget(total, max_seconds, location)
+            if stops and stops[-1] - state.step > WARM_UP:
+                # an engine is compiled here: the time counts, and says nothing of the rest
+                began = time.monotonic()
+                trainer.advance(self._start(trainer, seeds, start), state.step + WARM_UP)
+                budget.begin(time.monotonic() - began)
             span = trainer.first_span
             for stop in stops:
                 while state.step < stop:
@@ -282,28 +284,37 @@ class Run:
 
 @dataclass(eq=False)
 class _Budget:
-    """The seconds that training may take: ``spend`` refuses as soon as it is known that they will not do."""
+    """The seconds that training may take: it is refused as soon as it is known that they will not do."""
 
     member_steps: int
     max_seconds: float
     location: str
     taken: int = 0
     seconds: float = 0.0
+    beginning: float = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """Count the time of the first steps, which are taken again; raises ZooError if it was too long."""
+        self.beginning = seconds
+        if seconds > self.max_seconds:
+            self._refuse(f"{duration(seconds)} for the first {WARM_UP} steps")
 
     def spend(self, member_steps: int, seconds: float) -> None:
         """Count steps and their time; raises ZooError if all of them would take too long."""
         self.taken, self.seconds = self.taken + member_steps, self.seconds + seconds
-        predicted = self.seconds * self.member_steps / self.taken
-        if self.seconds > self.max_seconds or (self.seconds >= _TIMED_SECONDS and predicted > self.max_seconds):
-            got = f"about {duration(predicted)} for {counted(self.member_steps, 'member-step')}"
-            step = "Rebuild fewer, or give it more time with --max-seconds."
-            expected = f"at most {duration(self.max_seconds)}"
-            raise ZooError(Problem(self.location, "time of training", expected, got, step))
+        predicted = self.beginning + self.seconds * self.member_steps / self.taken
+        is_timed = self.seconds >= _TIMED_SECONDS
+        if self.beginning + self.seconds > self.max_seconds or (is_timed and predicted > self.max_seconds):
+            self._refuse(f"about {duration(predicted)} for {counted(self.member_steps, 'member-step')}")
+
+    def _refuse(self, got: str) -> NoReturn:
+        step = "Rebuild fewer, or give it more time with --max-seconds."
+        raise ZooError(Problem(self.location, "time of training", f"at most {duration(self.max_seconds)}", got, step))
 
 
 @lru_cache(maxsize=2)
 def _load(recipe: Recipe, data: str | None) -> Source:
-    # of a hostile recipe points may be beyond the range of float32
+    # points of a hostile recipe may be beyond the range of float32
     with np.errstate(over="ignore"):
         return sources.load(recipe, data)
 

@@ -36,7 +36,7 @@ MAX_SECONDS = 600.0
 MAX_BYTES = 8 * 2**30
 """Bytes of memory of training by default."""
 _MEASURED_BYTES = 64 * 2**20
-"""Weights that wait until they are measured together: a few take as long as many."""
+"""Weights are measured as soon as about as many wait: a few take as long as many, and all would fill the memory."""
 _NAMED = 8
 """Differences of a member that are named."""
 _OF_TRAINING = (
@@ -327,14 +327,28 @@ def _first(differences: list[str]) -> tuple[str, ...]:
 class _Job:
     """Rows that one training makes: all with one seed and one description of how they were trained."""
 
-    run: Run
+    row: dict[str, Any]
+    """The first of its rows, which opens the run again: a run holds its data set, and every row may name another."""
     seed: int
+    unit_size: int
     rows: list[tuple[int, dict[str, Any]]]
     """Positions among the selected checkpoints, and rows."""
 
     @property
     def stops(self) -> tuple[int, ...]:
         return tuple(sorted({row["step"] for _, row in self.rows}))
+
+
+@dataclass(eq=False)
+class _Trained:
+    """A checkpoint that was trained again, with the rows that are to be of it; its figures replace its weights."""
+
+    job: int
+    is_last: bool
+    weights: Weights
+    rows: list[dict[str, Any]]
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    finite: bool = True
 
 
 class _Rebuilding:
@@ -351,7 +365,6 @@ class _Rebuilding:
         units = [unit for jobs in self._jobs() for unit in _units(jobs)]
         self._total = sum(len(unit) * unit[0].stops[-1] for unit in units)
         for unit in units:
-            self.environment = self.environment or unit[0].run.environment
             try:
                 self._train(unit)
             except ZooError as error:
@@ -365,65 +378,82 @@ class _Rebuilding:
         for position, row in enumerate(self._zoo.metadata.to_pylist()):
             self._found.add(row)
             try:
-                run = self._options.open(row, self._zoo.arch)
+                run = self._open(row)
             except ZooError as error:
                 self._found.refuse(row, error)
                 continue
             # by the seed and not by the member: each row is compared with the training that it describes
-            job = groups.setdefault(run.key, {}).setdefault(row["seed"], _Job(run, row["seed"], []))
+            job = groups.setdefault(run.key, {}).setdefault(row["seed"], _Job(row, row["seed"], run.unit_size, []))
             job.rows.append((position, row))
         return [list(jobs.values()) for jobs in groups.values()]
 
+    def _open(self, row: Mapping[str, Any]) -> Run:
+        """Return the training that a row describes; its time, in which data may be made, counts as time of training."""
+        if self._seconds_left < 0:
+            expected, got = f"at most {self._options.max_seconds:g} s", "as much, for those before"
+            step = "Rebuild fewer, or give it more time with --max-seconds."
+            raise ZooError(Problem(row["id"], "time of training", expected, got, step))
+        began = time.monotonic()
+        try:
+            return self._options.open(row, self._zoo.arch)
+        finally:
+            self._seconds_left -= time.monotonic() - began
+
     def _train(self, jobs: Sequence[_Job]) -> None:
         """Train members together, compare their weights at each step, and then what their rows say."""
-        run, waiting = jobs[0].run, list[_Trained]()
-        last: list[Mapping[str, Any]] = [{}] * len(jobs)
+        run = self._open(jobs[0].row)
+        self.environment = self.environment or run.environment
+        reached, waiting = list[_Trained](), list[_Trained]()
         began = time.monotonic()
         trained = run.train(
             [job.seed for job in jobs],
             jobs[0].stops,
-            max_seconds=self._seconds_left,
+            max_seconds=max(0.0, self._seconds_left),
             location=self._zoo.name,
             advance=self._advance,
         )
-        for step, weights in trained:
-            for number, job in enumerate(jobs):
-                own = {name: array[number] for name, array in weights.items()}
-                rows = [(position, row) for position, row in job.rows if row["step"] == step]
-                for position, row in rows:
-                    self._found.differ(row, weight_differences(self._zoo[position], own))
-                waiting.append(_Trained(number, step == run.steps, own, [row for _, row in rows]))
-        self._seconds_left -= time.monotonic() - began
-        for group in _in_bytes(waiting, _MEASURED_BYTES):
-            stacked = {name: np.stack([item.weights[name] for item in group]) for name in group[0].weights}
-            columns = run.measure(stacked)
-            for place, item in enumerate(group):
-                item.measured = {name: values[place] for name, values in columns.items()}
-                if item.is_last:
-                    last[item.job] = item.measured
-        for item in waiting:
-            finite = all(bool(np.isfinite(np.asarray(array, np.float64)).all()) for array in item.weights.values())
+        try:
+            for step, weights in trained:
+                for number, job in enumerate(jobs):
+                    own = {name: array[number] for name, array in weights.items()}
+                    rows = [(position, row) for position, row in job.rows if row["step"] == step]
+                    for position, row in rows:
+                        self._found.differ(row, weight_differences(self._zoo[position], own))
+                    waiting.append(_Trained(number, step == run.steps, own, [row for _, row in rows]))
+                    if len(waiting) * sum(array.nbytes for array in own.values()) >= _MEASURED_BYTES:
+                        reached += self._measured(run, waiting)
+        finally:
+            self._seconds_left -= time.monotonic() - began
+        reached += self._measured(run, waiting)
+        last = {item.job: item.measured for item in reached if item.is_last}
+        for item in reached:
             for row in item.rows:
-                differences = run.differences(row, item.measured, last[item.job])
-                if row["finite"] is not None and row["finite"] != finite:
-                    differences.append(f"finite: expected {finite}, got {row['finite']}")
+                differences = run.differences(row, item.measured, last.get(item.job, {}))
+                if row["finite"] is not None and row["finite"] != item.finite:
+                    differences.append(f"finite: expected {item.finite}, got {row['finite']}")
                 self._found.differ(row, differences)
+
+    def _measured(self, run: Run, waiting: list[_Trained]) -> list[_Trained]:
+        """Return what waits, measured and without weights; nothing waits afterwards."""
+        group = list(waiting)
+        waiting.clear()
+        if not group:
+            return group
+        began = time.monotonic()
+        columns = run.measure({name: np.stack([item.weights[name] for item in group]) for name in group[0].weights})
+        for place, item in enumerate(group):
+            item.measured = {name: values[place] for name, values in columns.items()}
+            arrays = item.weights.values()
+            item.finite = all(bool(np.isfinite(np.asarray(array, np.float64)).all()) for array in arrays)
+            item.weights = {}
+        # measuring is no training
+        self._seconds_left += time.monotonic() - began
+        return group
 
     def _advance(self, member_steps: int) -> None:
         self._steps += member_steps
         if self._progress is not None:
             self._progress(self._steps, self._total)
-
-
-@dataclass(eq=False)
-class _Trained:
-    """A checkpoint that was trained again, with the rows that are to be of it, and its figures when measured."""
-
-    job: int
-    is_last: bool
-    weights: Weights
-    rows: list[dict[str, Any]]
-    measured: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _units(jobs: Sequence[_Job]) -> Iterator[list[_Job]]:
@@ -432,15 +462,8 @@ def _units(jobs: Sequence[_Job]) -> Iterator[list[_Job]]:
     for job in jobs:
         by_stops.setdefault(job.stops, []).append(job)
     for same in by_stops.values():
-        for start in range(0, len(same), size := same[0].run.unit_size):
+        for start in range(0, len(same), size := same[0].unit_size):
             yield same[start : start + size]
-
-
-def _in_bytes(items: Sequence[_Trained], nbytes: int) -> Iterator[Sequence[_Trained]]:
-    """Yield runs of checkpoints of up to ``nbytes``, and of one at least."""
-    if items:
-        count = max(1, nbytes // max(1, sum(array.nbytes for array in items[0].weights.values())))
-        yield from (items[start : start + count] for start in range(0, len(items), count))
 
 
 def weight_differences(stored: Mapping[str, Any], weights: Weights) -> list[str]:

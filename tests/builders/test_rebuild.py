@@ -1,10 +1,14 @@
 """Members trained again from their rows: the same bits however they were built, and whatever was tampered with."""
 
 import dataclasses
+import gc
 import json
 import shutil
+import time
+import weakref
 from collections.abc import Callable
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +280,60 @@ def test_what_would_take_too_long_is_not_begun(tmp_path: Path) -> None:
     found = opened.rebuild(1, max_seconds=2)
     refused = str(found.members[0].refused)
     assert "time of training: expected at most 0:00:02, got about" in refused and "--max-seconds" in refused
+
+
+def test_one_data_set_and_few_weights_are_in_memory(zoos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo, trainer = ckptzoo.open(zoos / "rolling"), rebuilding.load_trainer()
+    monkeypatch.setattr(rebuilding, "_MEASURED_BYTES", 2 * zoo.arch.nbytes)
+    runs, alive, measured = list[weakref.ref[Any]](), list[int](), list[int]()
+
+    def watched(row: Any, arch: Any, **options: Any) -> Any:
+        gc.collect()
+        alive.append(sum(run() is not None for run in runs))
+        run = trainer(row, arch, **options)
+        measure = run.measure
+
+        def counting(weights: Any) -> Any:
+            measured.append(len(next(iter(weights.values()))))
+            return measure(weights)
+
+        object.__setattr__(run, "measure", counting)
+        runs.append(weakref.ref(run))
+        return run
+
+    monkeypatch.setattr(rebuilding, "load_trainer", lambda: watched)
+    assert zoo.rebuild(3).reproduced == 3
+    assert sum(measured) == 3 * (len(KEPT) + 1) and max(measured) == 2
+    # that of the row before is alive until the next one is there
+    assert len(alive) > 12 and max(alive) <= 1
+    assert {"time of training" in str(member.refused) for member in zoo.rebuild(3, max_seconds=0).members} == {True}
+
+
+def test_what_a_failed_training_took_is_gone(zoos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo, trainer, left = ckptzoo.open(zoos / "toy"), rebuilding.load_trainer(), list[float]()
+
+    def failing(row: Any, arch: Any, **options: Any) -> Any:
+        run = dataclasses.replace(trainer(row, arch, **options), unit_size=1)
+
+        def train(*given: Any, max_seconds: float, **named: Any) -> Any:
+            left.append(max_seconds)
+            time.sleep(0.05)
+            raise ZooError("no more")
+            yield
+
+        object.__setattr__(run, "train", train)
+        return run
+
+    monkeypatch.setattr(rebuilding, "load_trainer", lambda: failing)
+    assert zoo.rebuild(3, max_seconds=60).reproduced == 0
+    assert len(left) == 3 and all(before - after >= 0.05 for before, after in pairwise(left))
+
+
+def test_the_first_steps_are_counted(zoos: Path) -> None:
+    zoo = ckptzoo.open(zoos / "toy")
+    run = rebuilding.RebuildOptions().open(zoo[0].row, zoo.arch)
+    with pytest.raises(ZooError, match=r"time of training: expected at most 0:00:00, got 0:00:00 for the first 2 step"):
+        list(run.train([1], [STEPS], max_seconds=0, location="toy"))
 
 
 def test_a_replay_that_does_not_reach_the_next_kept_step_is_refused(zoos: Path, tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Members trained again from their rows: the same bits however they were built, and whatever was tampered with."""
 
 import dataclasses
-import gc
 import json
 import shutil
 import time
@@ -20,6 +19,7 @@ from hypothesis import strategies as st
 import ckptzoo
 from builders import planted
 from builders.build import build
+from builders.rebuild import Run
 from builders.recipe import Recipe
 from builders.rounding import round_weights
 from ckptzoo.cli.app import run
@@ -283,25 +283,22 @@ def test_what_would_take_too_long_is_not_begun(tmp_path: Path) -> None:
 
 
 def test_one_data_set_and_few_weights_are_in_memory(zoos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    zoo, trainer = ckptzoo.open(zoos / "rolling"), rebuilding.load_trainer()
+    zoo, trainer, measure = ckptzoo.open(zoos / "rolling"), rebuilding.load_trainer(), Run.measure
     monkeypatch.setattr(rebuilding, "_MEASURED_BYTES", 2 * zoo.arch.nbytes)
     runs, alive, measured = list[weakref.ref[Any]](), list[int](), list[int]()
 
     def watched(row: Any, arch: Any, **options: Any) -> Any:
-        gc.collect()
         alive.append(sum(run() is not None for run in runs))
         run = trainer(row, arch, **options)
-        measure = run.measure
-
-        def counting(weights: Any) -> Any:
-            measured.append(len(next(iter(weights.values()))))
-            return measure(weights)
-
-        object.__setattr__(run, "measure", counting)
         runs.append(weakref.ref(run))
         return run
 
+    def counting(run: Run, weights: Any) -> Any:
+        measured.append(len(next(iter(weights.values()))))
+        return measure(run, weights)
+
     monkeypatch.setattr(rebuilding, "load_trainer", lambda: watched)
+    monkeypatch.setattr(Run, "measure", counting)
     assert zoo.rebuild(3).reproduced == 3
     assert sum(measured) == 3 * (len(KEPT) + 1) and max(measured) == 2
     # that of the row before is alive until the next one is there

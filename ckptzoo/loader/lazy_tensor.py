@@ -1,6 +1,7 @@
 """One tensor of many checkpoints, read when it is indexed."""
 
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -132,9 +133,13 @@ class StackedTensor:
         array = self._reader.gather(self._rows, private=ShardMaps())
         if copy is False and self._reader.gather(self._rows).flags.writeable:
             raise BufferError(f"{self.name}: a view: expected rows of one shard in their own dtype, got others.")
-        if array.dtype.name == "bfloat16":  # numpy exports no dtype of others
-            return import_torch().tensor_of(array).__dlpack__(max_version=max_version, dl_device=dl_device, copy=copy)
-        return array.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        if dl_device not in (None, _CPU):
+            raise BufferError(f"{self.name}: device: expected {_CPU}, the CPU, got {dl_device}.")
+        # numpy exports no dtype of others
+        exporter = import_torch().tensor_of(array) if array.dtype.name == "bfloat16" else array
+        asked = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        taken = _dlpack_keywords(exporter)
+        return exporter.__dlpack__(**{key: value for key, value in asked.items() if value is not None and key in taken})
 
     def views(self) -> Iterator[NDArray[Any]]:
         """The rows in order: a read-only view for every run of rows in one shard, or computed pieces of 32 MiB."""
@@ -146,6 +151,18 @@ class StackedTensor:
             raise AttributeError(f"{type(self).__name__} has no {attribute!r}")
         name = self.__dict__.get("name", "a tensor")
         raise AttributeError(_read_first(name, f"attribute {attribute!r}", f"zoo[{name!r}][:].{attribute}"))
+
+
+def _dlpack_keywords(exporter: Any) -> Collection[str]:
+    """Return the keywords that a library's export takes; without them it is of DLPack's first version, which all read.
+
+    numpy before 2.1 and torch before 2.9 take ``stream`` alone.
+    """
+    try:
+        return inspect.signature(exporter.__dlpack__).parameters
+    except ValueError:  # a method in C need not say what it takes
+        is_old = np.lib.NumpyVersion(np.__version__) < "2.1.0"
+        return ("stream",) if is_old else ("stream", "max_version", "dl_device", "copy")
 
 
 def _read_first(name: str, what: str, example: str) -> str:

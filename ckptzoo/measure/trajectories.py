@@ -68,7 +68,8 @@ def order_of(tensors: Sequence[NDArray[Any]]) -> StepOrder:
     """Return which steps of a run were swapped with one another.
 
     ``tensors`` are (N, numbers) each, in the order of the N steps; each counts by its distances relative to the median
-    of those between neighbours.
+    of those between neighbours. In a run of more than ``_WINDOW`` steps a swap is found wherever it is where both steps
+    are less than ``_WINDOW // 2 - 3`` apart; of others perhaps only that the order is not known.
     """
     count = len(tensors[0]) if len(tensors) else 0
     if count <= _WINDOW:

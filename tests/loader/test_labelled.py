@@ -295,6 +295,26 @@ def test_names_that_are_not_there(make_zoo):
         zoo.to_xarray("conv.wieght")
 
 
+class OldArray(np.ndarray):
+    """An array as of numpy before 2.1, whose export takes a stream alone."""
+
+    def __dlpack__(self, *, stream=None):
+        return self.view(np.ndarray).__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize("name", MIXED.names)
+def test_dlpack_of_older_libraries_takes_no_keywords(make_zoo, name, monkeypatch):
+    lazy = ckptzoo.open(make_zoo((4, 3))[0])[name]
+    gather = type(lazy._reader).gather
+    monkeypatch.setattr(type(lazy._reader), "gather", lambda *a, **named: gather(*a, **named).view(OldArray))
+    export = torch.Tensor.__dlpack__
+    monkeypatch.setattr(torch.Tensor, "__dlpack__", lambda self, stream=-1: export(self, stream=stream))
+    for asked in ({}, {"max_version": (1, 0)}, {"max_version": (1, 0), "dl_device": (1, 0), "copy": True}):
+        assert "dltensor" in repr(lazy.__dlpack__(**asked))
+    with pytest.raises(BufferError, match=r"device: expected \(1, 0\), the CPU, got \(2, 0\)"):
+        lazy.__dlpack__(dl_device=(2, 0))
+
+
 @pytest.mark.parametrize("name", MIXED.names)
 def test_dlpack_reads_and_what_is_written_never_reaches_the_zoo(make_zoo, name):
     zoo = ckptzoo.open(make_zoo((4, 3))[0])

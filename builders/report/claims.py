@@ -79,7 +79,7 @@ class Claim:
 
 
 def graded(right: int, of: int) -> str:
-    """The verdict where so many of some comparisons go as published.
+    """Return the verdict on ``of`` comparisons of which ``right`` agree with the published ones.
 
     >>> graded(3, 3), graded(1, 3), graded(0, 3), graded(0, 0)
     ('reproduced', 'in part', 'differs', 'open')

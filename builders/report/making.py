@@ -81,7 +81,7 @@ def report(
                 f"{number} of {len(chosen)}  {part.key}: {said}", highlight=False, soft_wrap=True, markup=False
             )
             made.append((part, kept))
-        # of some parts, whose names together may be longer than a file's may be
+        # the names of several parts together may be longer than a file's may be
         name = "report" if not only else only[0] if len(only) == 1 else "parts"
         path = folder / f"{name}.html"
         write_file(path, page(made, _facts()).encode())
@@ -96,7 +96,7 @@ def _chosen(only: Sequence[str]) -> list[Part]:
 
 
 def _made(part: Part, inputs: "_Inputs", folder: Path) -> tuple[Kept, str]:
-    """The kept part of the page, and whether it was made, was kept, or why it could not be made."""
+    """Return the kept part of the page, and whether it was made, was kept, or why it could not be made."""
     if part.study is None:
         rows = [Row(claim.where, claim.says, "", OPEN, claim.open) for claim in part.claims]
         return Kept(rows), "no study"
@@ -141,13 +141,13 @@ def _plain(grid: Grid) -> dict[str, Any]:
 
 
 def _digest(part: Part, sources: list[Source]) -> str:
-    """The digest of everything that a part is made from: its zoos and inputs, the code, and versions."""
+    """Return the digest of everything that a part is made from: its zoos and inputs, the code, and versions."""
     made_from = {"part": part.key, "sources": [asdict(source) for source in sources], **_facts()}
     return hashlib.sha256(canonical(made_from)).hexdigest()
 
 
 def _read(path: Path) -> Kept | None:
-    """The result that is kept there; None where there is none, or what is there is damaged."""
+    """Return the result that is kept there; None where there is none, or what is there is damaged."""
     try:
         content = json.loads(path.read_bytes())
         rows, sources = content.pop("rows"), content.pop("sources")
@@ -158,7 +158,7 @@ def _read(path: Path) -> Kept | None:
 
 @cache
 def _facts() -> dict[str, str]:
-    """The versions of packages and the digest of the code, by name."""
+    """Return the versions of packages and the digest of the code, by name."""
     sha256 = hashlib.sha256()
     for root in (Path(ckptzoo.__file__).parent, Path(__file__).parent):
         # the page is written from what is kept
@@ -173,7 +173,7 @@ def _facts() -> dict[str, str]:
 class _Inputs:
     """The zoos of some folders, and the data sets of another.
 
-    ``work`` has copies of zoos that lacked something; ``update`` is told what is being done.
+    ``work`` has copies of zoos that lacked something; ``update`` is called with what is being done.
     """
 
     folders: list[Path]
@@ -227,7 +227,7 @@ class _Inputs:
         return labelled_of(zoo, data=self.data, statistics=_STATISTICS)
 
     def _paths(self, pattern: str) -> Iterator[Path]:
-        """The folders of zoos whose names match, one a name, in the order of names."""
+        """Yield the folders of zoos whose names match, one a name, in the order of names."""
         by_name: dict[str, Path] = {}
         for folder in self.folders:
             for path in folder.iterdir():

@@ -91,6 +91,9 @@ def verify(
             print(hint(zoo, waiting))
         if rebuilt is not None:
             rebuilt.print(console())
+    if rebuilt is not None:
+        # what was found in hours of training is printed even where no mark can be written
+        rebuilding.write_mark(zoo, rebuilt)
     if problems or (rebuilt is not None and rebuilt.reproduced < len(rebuilt.members)):
         raise typer.Exit(PROBLEMS)
 

@@ -600,5 +600,5 @@ def review(
                 progress=progress,
             )
     print_result(result, as_json)
-    if not result.passed:
+    if not result.passed or (merge and result.merged is None):
         raise typer.Exit(PROBLEMS)

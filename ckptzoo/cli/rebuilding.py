@@ -95,11 +95,15 @@ class RebuildOptions(TrainingOptions):
     ] = None
 
     def check(self) -> None:
-        """Refuse options that have no effect together."""
+        """Refuse options that have no effect together, and a name that no mark can have, before anything is trained."""
+        from ckptzoo.schema.reproduction import check_name
+
+        if self.mark is not None:
+            check_name(self.mark)
         if self.rebuild is not None and self.member:
             raise typer.BadParameter("expected one of --rebuild N and --member NAME, got both.")
         if self.seed is not None and self.rebuild is None:
-            raise typer.BadParameter("--seed: it is of the draw of --rebuild N; leave it out, or add that.")
+            raise typer.BadParameter("--seed: expected --rebuild N, whose draw it is for, got none.")
         if not self.wanted and (self.mark is not None or self.given()):
             raise typer.BadParameter("expected --rebuild N or --member NAME with options of training, got none.")
 
@@ -109,15 +113,17 @@ class RebuildOptions(TrainingOptions):
         return self.rebuild is not None or bool(self.member)
 
     def carry_out(self, zoo: str) -> "Rebuilt":
-        """Train members of a zoo's folder again, and mark those that are reproduced where that is asked for."""
-        from ckptzoo.format.reproductions import add_reproduction
-
+        """Train members of a zoo's folder again."""
         chosen = self.member or self.rebuild or 1
         with bar("training") as progress:
-            rebuilt = opened(zoo).rebuild(chosen, seed=self.seed, progress=progress, **self.given())
+            return opened(zoo).rebuild(chosen, seed=self.seed, progress=progress, **self.given())
+
+    def write_mark(self, zoo: str, rebuilt: "Rebuilt") -> None:
+        """Mark the checkpoints that are reproduced where that is asked for."""
+        from ckptzoo.format.reproductions import add_reproduction
+
         if self.mark is not None:
             add_reproduction(zoo, rebuilt.ids, by=self.mark, on=rebuilt.environment)
-        return rebuilt
 
 
 @expand_dataclasses

@@ -52,10 +52,7 @@ class Reproduction:
     checkpoints: Mapping[str, tuple[str, ...]]
 
     def __post_init__(self) -> None:
-        surrogates = any("\ud800" <= letter <= "\udfff" for letter in self.by)
-        if not self.by.strip() or len(self.by) > MAX_BY or not self.by.isprintable() or surrogates:
-            expected = f"the name of who trained the members again, up to {MAX_BY} printable characters"
-            raise SpecError(Problem("mark", "name", expected, repr(self.by)[:80], "Give another name."))
+        check_name(self.by)
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -79,6 +76,14 @@ class Reproduction:
             "on": dict(self.on),
             "checkpoints": {part: list(names) for part, names in self.checkpoints.items()},
         }
+
+
+def check_name(by: str) -> None:
+    """Raise ``SpecError`` if a mark cannot have the name: there is none, or it is too long."""
+    surrogates = any("\ud800" <= letter <= "\udfff" for letter in by)
+    if not by.strip() or len(by) > MAX_BY or not by.isprintable() or surrogates:
+        expected = f"the name of who trained the members again, up to {MAX_BY} printable characters"
+        raise SpecError(Problem("mark", "name", expected, repr(by)[:80], "Give another name."))
 
 
 def encode(mark: Reproduction) -> bytes:

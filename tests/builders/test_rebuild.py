@@ -385,6 +385,10 @@ def test_the_commands(zoos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert run(["verify", str(zoo), "--member", member, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["rebuilt"]["members"][0]["reproduced"] is True and answer["rebuilt"]["seed"] is None
+    for name in (" ", "a" * 201):
+        assert run(["verify", str(zoo), "--rebuild", "1", "--mark", name]) != 0
+        said = capsys.readouterr()
+        assert "mark: name: expected the name of who" in said.err and "rebuilt" not in said.out
     assert run(["verify", str(zoo), "--seed", "1"]) == 2 and run(["verify", str(zoo), "--mark", "Ada"]) == 2
     capsys.readouterr()
     file = tmp_path / "net.safetensors"

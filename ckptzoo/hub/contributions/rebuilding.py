@@ -18,7 +18,7 @@ from typing import Any
 
 from ckptzoo.hub.contributions.report import Check, check_result
 from ckptzoo.loader.rebuilding import MAX_BYTES, MAX_SECONDS, Rebuilt, RebuiltMember
-from ckptzoo.text import excerpt
+from ckptzoo.text import excerpt, size
 
 REBUILT = "rebuilt"
 """The name of the check."""
@@ -38,6 +38,7 @@ _OTHER_BYTES = 4 * 2**30
 """Addresses of the process besides those of training: Arrow reserves them by the GiB, threads have stacks."""
 _ANSWER_BYTES = 16 * 2**20
 _REFUSED_EVENTS = ("socket.connect", "socket.bind", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname")
+_REFUSED_EVENTS += ("socket.__new__", "socket.sendmsg", "socket.gethostbyaddr", "socket.getnameinfo")
 _REFUSED_EVENTS += ("subprocess.Popen", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.fork", "os.forkpty")
 """Audit events of Python (docs.python.org/3/library/audit_events.html) of connections and of other programs."""
 
@@ -114,7 +115,9 @@ def _answer(request: dict[str, Any], seconds: float) -> dict[str, Any]:
             process.wait()
         answers.seek(0)
         text = answers.read(_ANSWER_BYTES + 1)
-    if process.returncode == 0 and len(text) <= _ANSWER_BYTES:
+    if process.returncode == 0 and len(text) > _ANSWER_BYTES:
+        return {"refused": f"the process gave an answer of more than {size(_ANSWER_BYTES)}: rebuild fewer members"}
+    if process.returncode == 0:
         return json.loads(text)
     lines = errors.decode(errors="replace").strip().splitlines()
     said = excerpt((lines or ["nothing"])[-1])

@@ -30,7 +30,7 @@ from ckptzoo.hub.contributions.evaluation import EvaluatorPool, Factory, own_net
 from ckptzoo.hub.contributions.independence import check_independence
 from ckptzoo.hub.contributions.near_copies import check_near_copies
 from ckptzoo.hub.contributions.open_requests import check_open_requests
-from ckptzoo.hub.contributions.rebuilding import ConfinedRebuild
+from ckptzoo.hub.contributions.rebuilding import REBUILT, ConfinedRebuild
 from ckptzoo.hub.contributions.report import (
     MAX_TEXT,
     Check,
@@ -69,6 +69,10 @@ _PART_FILE = re.compile(
     rf"({re.escape(layout.METADATA)}|{re.escape(layout.INDEX)}|{layout.RAW}-\d{{2,6}}\.safetensors)"
 )
 """The files that a contribution may add; nothing else is ever written to this machine."""
+_NOT_REBUILT = (
+    f"not merged: the check {REBUILT!r} that was asked for was not done, and says why. Merge without --rebuild if you "
+    "accept that."
+)
 _PIECE_BYTES = 16 * 2**20
 """Bytes of a file that are fetched at a time."""
 
@@ -96,7 +100,7 @@ class Review(PrintedResult, JsonFields, derived=("passed",), named={"entries": "
     merged
         the commit that merged it, ``yes`` where the hub names none; None where it was not merged.
     notes
-        what could not be done after the merge.
+        what could not be done after the merge, or why it was not merged though no check failed.
     """
 
     repository: str
@@ -336,7 +340,8 @@ def review(
     number
         of the pull request.
     merge
-        merge it if no check failed, and if neither it nor the zoo has moved on meanwhile; then, in a commit of its own,
+        merge it if no check failed, if members were trained again where ``rebuild`` asks for it, and if neither it nor
+        the zoo has moved on meanwhile; then, in a commit of its own,
         add the figures that were measured of rows that have none, and bring the zoo's page and its snapshot up to date.
         Where that cannot be done a note says why.
     derive
@@ -432,6 +437,9 @@ def review(
             client.pull_requests.comment(repo, number, comment)
         if not (merge and result.passed):
             return result
+        # what a row states decides whether it can be trained here, and its contributor wrote it
+        if any(check.name == REBUILT and check.outcome == "not done" for check in result.checks):
+            return replace(result, notes=(_NOT_REBUILT,))
         result = _merge(result, client, changes)
         if result.merged is None:
             return result

@@ -16,6 +16,7 @@ import pytest
 import ckptzoo
 from builders.build import build
 from builders.recipe import Recipe
+from ckptzoo.hub.contributions import rebuilding as confined
 from ckptzoo.hub.contributions.contribute import contribute
 from ckptzoo.hub.contributions.rebuilding import ConfinedRebuild, check_of, refuse_outside
 from ckptzoo.hub.contributions.review import Review, review
@@ -89,14 +90,18 @@ def test_the_process_is_bounded_and_says_what_it_could_not_do(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "reach",
+    ("name", "reach"),
     [
-        lambda: socket.create_connection(("127.0.0.1", 9)),
-        lambda: subprocess.run(["true"]),
-        lambda: socket.getaddrinfo("localhost", 80),
+        ("socket.connect", lambda: socket.create_connection(("127.0.0.1", 9))),
+        ("subprocess.Popen", lambda: subprocess.run(["true"])),
+        ("socket.getaddrinfo", lambda: socket.getaddrinfo("localhost", 80)),
+        ("socket.__new__", lambda: socket.socket().close()),
+        ("socket.gethostbyaddr", lambda: socket.gethostbyaddr("127.0.0.1")),
+        ("socket.getnameinfo", lambda: socket.getnameinfo(("127.0.0.1", 9), socket.NI_NUMERICHOST)),
+        ("socket.sendmsg", lambda: _send_message()),
     ],
 )
-def test_its_hook_refuses_connections_and_programs(reach: Callable[[], object], tmp_path: Path) -> None:
+def test_its_hook_refuses_connections_and_programs(name: str, reach: Callable[[], object]) -> None:
     """In this process, whose hooks cannot be taken away: the hook is called with what Python would tell it."""
     told: list[tuple[str, tuple[object, ...]]] = []
     listening = [True]
@@ -106,7 +111,27 @@ def test_its_hook_refuses_connections_and_programs(reach: Callable[[], object], 
     listening[0] = False
     with pytest.raises(PermissionError, match="is refused in the process"):
         for event, arguments in told:
-            refuse_outside(event, arguments)
+            if event == name:
+                refuse_outside(event, arguments)
+
+
+def _send_message() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+        own.sendmsg([b""], [], 0, ("127.0.0.1", 9))
+
+
+def test_a_process_that_gives_no_answer_says_why_and_stops_the_merge(
+    server: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(TOY, tmp_path / "zoo", members=1, console=QUIET)
+    push(tmp_path / "zoo", ZOO, endpoint=server.url, token=server.tokens["write"])
+    build(TOY, tmp_path / "more", members=1, first_seed=50, console=QUIET)
+    monkeypatch.setattr(confined, "_ANSWER_BYTES", 100)
+    monkeypatch.setattr(confined, "_CODE", "print('x' * 200)")
+    found = reviewed(server, tmp_path / "more", tmp_path, rebuild=1, merge=True)
+    (check,) = [check for check in found.checks if check.name == "rebuilt"]
+    assert check.outcome == "not done" and "an answer of more than" in check.detail
+    assert found.passed and found.merged is None and "not merged: the check 'rebuilt'" in found.notes[0]
 
 
 @pytest.mark.exhaustive

@@ -385,7 +385,7 @@ def test_the_commands(zoos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert run(["verify", str(zoo), "--member", member, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["rebuilt"]["members"][0]["reproduced"] is True and answer["rebuilt"]["seed"] is None
-    for name in (" ", "a" * 201):
+    for name in ("a\tb", "a" * 201):
         assert run(["verify", str(zoo), "--rebuild", "1", "--mark", name]) != 0
         said = capsys.readouterr()
         assert "mark: name: expected the name of who" in said.err and "rebuilt" not in said.out

@@ -16,6 +16,7 @@ from ckptzoo.derive.near_copies import LEAST_MEMBERS, origins
 from ckptzoo.derive.tables import symmetry_of
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.format.table import filled_with
+from ckptzoo.format.writer import finite_rows
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.permutation_tests import holm
 from ckptzoo.schema.documents import Document, JsonFields
@@ -202,7 +203,8 @@ def novelty(
     Raises
     ------
     ZooError
-        The tensors are not the zoo's, the checkpoints are Gaussians, or there are too few members.
+        The tensors are not the zoo's, the checkpoints are Gaussians, or there are too few members that are no copies
+        of one another.
     SymmetryError
         No symmetry table is known.
     MissingExtraError
@@ -224,17 +226,16 @@ def novelty(
     """
     table = _check(generated, zoo)
     # in the order of ids, so that nothing depends on the zoo's own
-    pool = zoo.take(flags(zoo.metadata, "finite", missing=True)).sorted("id")
-    asked = generated.take(flags(generated.metadata, "finite", missing=True))
+    pool, asked = _finite(zoo).sorted("id"), _finite(generated)
     comparison = _Comparison(pool, table, asked)
     chosen = comparison.independent(members)
     noisy_rows = chosen[evenly(len(chosen), NOISY)]
     advance = counter(len(asked) + len(chosen) + len(NOISES) * len(noisy_rows), progress)
-    between = comparison.nearest(pool, chosen, advance, apart=True)[1]
+    nearest, between = comparison.nearest(pool, chosen, advance, apart=True)
+    independent = comparison.independent_distances(chosen, nearest, between)
     noisy = {noise: comparison.noisy(noisy_rows, noise, seed, advance) for noise in NOISES}
     rows, distances = comparison.nearest(asked, np.arange(len(asked)), advance)
-    same = comparison.same(asked, rows, distances < COPIES * np.median(between))
-    independent = between[between >= COPIES * np.median(between)]
+    same = comparison.same(asked, rows, distances <= COPIES * np.median(independent))
     tail, exponent = _extrapolated(distances, independent)
     adjusted = holm(tail)
     levels = np.array([float(np.median(values)) for values in noisy.values()])
@@ -266,7 +267,7 @@ def novelty(
 
 
 def _check(generated: Zoo, zoo: Zoo) -> Symmetry:
-    """Return the zoo's symmetry table; refuse other tensors, Gaussians and zoos without checkpoints."""
+    """Return the zoo's symmetry table; refuse other tensors and Gaussians."""
     for one in (generated, zoo):
         if (base := archs.base_of(one.arch.forward)) is not None:
             step = "Draw networks from them with ckptzoo.derive.draws, and compare those."
@@ -278,6 +279,17 @@ def _check(generated: Zoo, zoo: Zoo) -> Symmetry:
         step = "Compare with a zoo of the generated network."
         raise ZooError(Problem(generated.name, f"tensor {other!r}", f"{wanted}, as in {zoo.name}", got, step))
     return symmetry_of(zoo.contents)
+
+
+def _finite(zoo: Zoo) -> Zoo:
+    """Select the checkpoints that are finite, by their weights where the rows do not say it."""
+    usable = flags(zoo.metadata, "finite", missing=True)
+    unknown = np.flatnonzero(usable & ~flags(zoo.metadata, "finite"))
+    step = pairs_at_once(zoo.arch)
+    for start in range(0, len(unknown), step):
+        some = unknown[start : start + step]
+        usable[some] = finite_rows((np.asarray(zoo[name][some]) for name in zoo.arch.names), len(some))
+    return zoo.take(usable)
 
 
 class _Comparison:
@@ -341,6 +353,20 @@ class _Comparison:
             distances[own] = aligned.min(axis=1)
             advance(len(some))
         return found, distances
+
+    def independent_distances(self, rows: Rows, nearest: Rows, distances: Values) -> Values:
+        """Return the distances of members to the nearest of another origin, without those of copies.
+
+        Raises ``ZooError`` where there are too few.
+        """
+        # copies come first: where half of the members are there twice, the median is that of copies
+        found = distances[~self.same(self._pool.take(rows), nearest, np.ones(len(rows), bool))]
+        found = found[found > COPIES * np.median(found)] if len(found) else found
+        if len(found) < LEAST_MEMBERS:
+            step = "Compare with a zoo that has each network once; ckptzoo dedupe finds copies."
+            what, expected = "members whose nearest is no copy of them", f"{LEAST_MEMBERS} or more"
+            raise ZooError(Problem(self._pool.name, what, expected, str(len(found)), step))
+        return found
 
     def noisy(self, rows: Rows, noise: float, seed: int, advance: Callable[[int], None]) -> Values:
         """Return distances of members from copies whose weights have this noise."""

@@ -232,8 +232,10 @@ def novelty(
     noisy_rows = chosen[evenly(len(chosen), NOISY)]
     advance = counter(len(asked) + len(chosen) + len(NOISES) * len(noisy_rows), progress)
     nearest, between = comparison.nearest(pool, chosen, advance, apart=True)
-    independent = comparison.independent_distances(chosen, nearest, between)
     noisy = {noise: comparison.noisy(noisy_rows, noise, seed, advance) for noise in NOISES}
+    # rounding is less than the greatest noise
+    twins = comparison.same(pool.take(chosen), nearest, between <= noisy[NOISES[-1]].max())
+    independent = _independent(between[~twins], zoo.name)
     rows, distances = comparison.nearest(asked, np.arange(len(asked)), advance)
     same = comparison.same(asked, rows, distances <= COPIES * np.median(independent))
     tail, exponent = _extrapolated(distances, independent)
@@ -290,6 +292,20 @@ def _finite(zoo: Zoo) -> Zoo:
         some = unknown[start : start + step]
         usable[some] = finite_rows((np.asarray(zoo[name][some]) for name in zoo.arch.names), len(some))
     return zoo.take(usable)
+
+
+def _independent(between: Values, location: str) -> Values:
+    """Return the distances between members, those of exact copies left out before, without those of near copies.
+
+    The median would be that of copies where half of the members are there twice. Raises ``ZooError`` where there are
+    too few.
+    """
+    found = between[between > COPIES * np.median(between)] if len(between) else between
+    if len(found) < LEAST_MEMBERS:
+        step = "Compare with a zoo that has each network once; ckptzoo dedupe finds copies."
+        what, expected = "members whose nearest is no copy of them", f"{LEAST_MEMBERS} or more"
+        raise ZooError(Problem(location, what, expected, str(len(found)), step))
+    return found
 
 
 class _Comparison:
@@ -353,20 +369,6 @@ class _Comparison:
             distances[own] = aligned.min(axis=1)
             advance(len(some))
         return found, distances
-
-    def independent_distances(self, rows: Rows, nearest: Rows, distances: Values) -> Values:
-        """Return the distances of members to the nearest of another origin, without those of copies.
-
-        Raises ``ZooError`` where there are too few.
-        """
-        # copies come first: where half of the members are there twice, the median is that of copies
-        found = distances[~self.same(self._pool.take(rows), nearest, np.ones(len(rows), bool))]
-        found = found[found > COPIES * np.median(found)] if len(found) else found
-        if len(found) < LEAST_MEMBERS:
-            step = "Compare with a zoo that has each network once; ckptzoo dedupe finds copies."
-            what, expected = "members whose nearest is no copy of them", f"{LEAST_MEMBERS} or more"
-            raise ZooError(Problem(self._pool.name, what, expected, str(len(found)), step))
-        return found
 
     def noisy(self, rows: Rows, noise: float, seed: int, advance: Callable[[int], None]) -> Values:
         """Return distances of members from copies whose weights have this noise."""

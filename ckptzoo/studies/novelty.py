@@ -233,7 +233,8 @@ def novelty(
     advance = counter(len(asked) + len(chosen) + len(NOISES) * len(noisy_rows), progress)
     nearest, between = comparison.nearest(pool, chosen, advance, apart=True)
     noisy = {noise: comparison.noisy(noisy_rows, noise, seed, advance) for noise in NOISES}
-    # rounding is less than the greatest noise
+    # left out before the median is taken, which is theirs where half of the members are there twice; rounding is less
+    # than the greatest noise
     twins = comparison.same(pool.take(chosen), nearest, between <= noisy[NOISES[-1]].max())
     independent = _independent(between[~twins], zoo.name)
     rows, distances = comparison.nearest(asked, np.arange(len(asked)), advance)
@@ -295,11 +296,7 @@ def _finite(zoo: Zoo) -> Zoo:
 
 
 def _independent(between: Values, location: str) -> Values:
-    """Return the distances between members, those of exact copies left out before, without those of near copies.
-
-    The median would be that of copies where half of the members are there twice. Raises ``ZooError`` where there are
-    too few.
-    """
+    """Return those of some distances between members that are not of near copies; ZooError where they are too few."""
     found = between[between > COPIES * np.median(between)] if len(between) else between
     if len(found) < LEAST_MEMBERS:
         step = "Compare with a zoo that has each network once; ckptzoo dedupe finds copies."

@@ -325,7 +325,7 @@ class _Comparison:
         self._sketches = np.empty((0, self._index.features)) if self.exact else self._sketched(pool, every)
 
     def independent(self, limit: int) -> Rows:
-        """Return the last checkpoint of each origin, of at most so many origins.
+        """Return the last checkpoint of each origin, of at most ``limit`` origins.
 
         Raises ``ZooError`` where there are too few.
         """

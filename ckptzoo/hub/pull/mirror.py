@@ -82,7 +82,7 @@ def mirror(
         remote = files.remote
         # Blocks go straight to their places in the staged shards, which is where an interrupted pull finds them.
         remote.cache = blocks = BlockCache(destination.blocks, remote.cache, keeps=False)
-        if not (root / layout.ZOO).exists():
+        if identity.references and not (root / layout.ZOO).exists():
             # what was linked into a zoo that was here before says nothing of the one that comes
             forget(root)
         # in the order of DOCUMENTS: from the last one on the folder is a zoo

@@ -5,6 +5,7 @@ A file is mapped as one of this machine is, with zeros where nothing was fetched
 """
 
 import bisect
+import errno
 import hashlib
 import os
 import struct
@@ -155,9 +156,10 @@ class RemoteMap(MappedFile):
 
 def _no_room(address: str, error: OSError) -> NoReturn:
     got = error.strerror or type(error).__name__
-    step = "Make room there or set TMPDIR to another folder; repeat the call, which goes on from here."
-    what = f"temporary file in {tempfile.gettempdir()}"
-    raise ZooError(Problem(address, what, "one that can be made and written", got, step)) from error
+    step = "Make room in the folder for temporary files, or name another one in TMPDIR, and repeat the call."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        step = "Raise the limit of open files (ulimit -n), and repeat the call."
+    raise ZooError(Problem(address, "temporary file", "one that can be made and written", got, step)) from error
 
 
 class _Stream(MappedStream):

@@ -343,16 +343,19 @@ def test_a_map_knows_which_bytes_are_there(monkeypatch: pytest.MonkeyPatch) -> N
                         assert file[first:last] == content[first:last]
 
 
-def test_a_full_disk_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_a_full_disk_and_too_many_open_files_name_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(number: int) -> Callable[..., int]:
+        def fail(*_: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        return fail
 
     file = mapped(40)
-    for name in ("pwrite", "truncate"):
-        monkeypatch.setattr(os, name, full)
-    with pytest.raises(ZooError, match=r"https://host/net\.pt: temporary file in .*No space left.*TMPDIR"):
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
+    monkeypatch.setattr(os, "dup", failing(errno.EMFILE))
+    with pytest.raises(ZooError, match=r"https://host/net\.pt: temporary file: .*No space left.*TMPDIR"):
         file.put(0, b"1")
-    with pytest.raises(ZooError, match=r"https://host/net\.pt: temporary file"):
+    with pytest.raises(ZooError, match=r"https://host/net\.pt: temporary file: .*Too many open files.*ulimit"):
         mapped(40)
 
 

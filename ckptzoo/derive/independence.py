@@ -15,7 +15,7 @@ from ckptzoo.measure.permutation_tests import Independence, independence
 from ckptzoo.symmetry.neurons import neurons_of
 
 BATCH_BYTES = 64 * 2**20
-"""Bytes of weights of pairs that are in memory at a time, unless one pair has more; copies come on top."""
+"""Bytes of weights and similarities of pairs in memory at a time, unless one pair has more; copies come on top."""
 MAX_ORDER_BYTES = 64 * 2**20
 """Bytes of permutations of all neurons."""
 
@@ -40,6 +40,8 @@ class IndependenceTest:
         floats = [tensor.name for tensor in zoo.arch.tensors if "float" in tensor.dtype]
         self.neurons = neurons_of(symmetry_of(zoo.contents), floats, location=zoo.name)
         sizes = [self.neurons.table[group].n for group in self.neurons.groups]
+        # similarities are float32
+        self._pair_bytes = 2 * zoo.arch.nbytes + 4 * sum(n * n for n in sizes)
         self.most = max(999, MAX_ORDER_BYTES // (8 * sum(sizes)))
         self.orders = self._orders(permutations)
 
@@ -62,7 +64,7 @@ class IndependenceTest:
         """
         orders = self.orders if permutations is None else self._orders(permutations)
         parts: list[Independence] = []
-        step = max(1, BATCH_BYTES // (2 * self.arch.nbytes))
+        step = max(1, BATCH_BYTES // self._pair_bytes)
         for number, start in enumerate(range(0, len(pairs), step)):
             some = pairs[start : start + step]
             sides = (self.unit(first, some[:, 0]), self.unit(second, some[:, 1]))
@@ -79,7 +81,7 @@ class IndependenceTest:
 
 
 def first_and_last(zoo: Zoo) -> tuple[Rows, Rows]:
-    """Rows of the first and of the last checkpoint of each origin, by step and draw; origins in the zoo's order."""
+    """Return rows of the first and last checkpoint of each origin, by step and draw; origins in the zoo's order."""
     _, place, label = np.unique(origins(zoo), return_index=True, return_inverse=True)
     label = np.argsort(np.argsort(place))[label.reshape(-1)]
     steps, draws = (filled_with(zoo.column(name), -1) for name in ("step", "draw"))
@@ -90,7 +92,7 @@ def first_and_last(zoo: Zoo) -> tuple[Rows, Rows]:
 
 
 def random_pairs(count: int, limit: int, disjoint: bool, rng: np.random.Generator) -> Rows:
-    """(P, 2) random pairs of so many things, each in one pair at most, or any different pairs."""
+    """Return (P, 2) random pairs of ``count`` things, each in one pair at most, or any different pairs."""
     if disjoint:
         return rng.permutation(count)[: 2 * min(limit, count // 2)].reshape(-1, 2)
     total = count * (count - 1) // 2

@@ -1,6 +1,6 @@
 """Reads weights that lie in files of others, and compares each file with what was linked.
 
-Never out of the folders on this machine that may be followed, and from no servers but those that may be.
+It reads nothing outside of the folders on this machine that may be followed, and asks no servers but those that may be.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _KEPT_HEADER = 2**20
 """The number of bytes up to which the last header of a layout is kept."""
 _CHANGED = "Restore the file that was linked, or link what is there now into a new zoo."
 _PREFETCHED = 128 * 2**20
-"""Bytes up to which what is read next is fetched at once."""
+"""Bytes up to which what is read next, or headers that are compared, are fetched at once."""
 _HEADERS_AT_ONCE = 1024
 """Files on other machines whose headers are compared together."""
 
@@ -175,8 +175,7 @@ class ReferencedFiles:
     def _check_headers(self, pieces: Sequence[int]) -> None:
         """Compare headers of files on other machines that were not compared yet by this object."""
         unchecked = [piece for piece in pieces if piece not in self._checked]
-        for begin in range(0, len(unchecked), _HEADERS_AT_ONCE):
-            some = unchecked[begin : begin + _HEADERS_AT_ONCE]
+        for some in self._header_batches(unchecked):
             wanted = dict[Servers, list[tuple[int, Span]]]()
             for piece in some:
                 self._reader(piece)
@@ -191,6 +190,19 @@ class ReferencedFiles:
             for piece, header in headers.items():
                 self._require_header(piece, header)
             self._checked.update(some)
+
+    def _header_batches(self, pieces: Sequence[int]) -> Iterator[list[int]]:
+        """Yield references whose headers are in memory together: ``_PREFETCHED`` bytes of them, or a larger one."""
+        batch, total = list[int](), 0
+        for piece in pieces:
+            nbytes = sum(span.stop - span.start for span in self._header_spans(piece))
+            if batch and (total + nbytes > _PREFETCHED or len(batch) == _HEADERS_AT_ONCE):
+                yield batch
+                batch, total = [], 0
+            batch.append(piece)
+            total += nbytes
+        if batch:
+            yield batch
 
     def _header_spans(self, piece: int) -> list[Span]:
         references = self.references

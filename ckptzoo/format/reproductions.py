@@ -15,17 +15,29 @@ from ckptzoo.schema.reproduction import MAX_BYTES, Reproduction, decode, encode
 
 MAX_MARKS = 1_000
 """Marks of a zoo: all of them are read together."""
+MAX_TOTAL = 64 * 2**20
+"""Bytes of all marks of a zoo."""
+_STEP = "Remove those that say the same as others."
 
 
 def read_reproductions(files: Files, identity: Identity) -> tuple[Reproduction, ...]:
     """Every mark of a zoo, the newest last; raises ``IntegrityError`` where one is damaged, or that of another zoo."""
     names = layout.reproduction_files(files.listed(layout.REPRODUCED))
-    if len(names) > MAX_MARKS:
-        location, step = f"{files.name}/{layout.REPRODUCED}", "Remove those that say the same as others."
-        raise IntegrityError(Problem(location, "marks", f"at most {MAX_MARKS:,}", f"{len(names):,}", step))
+    if problem := _excess(files, names):
+        raise IntegrityError(problem)
     documents = files.read_many(list(names), max_bytes=MAX_BYTES)
     read = [_checked(files, name, data, identity) for name, data in zip(names, documents, strict=True)]
     return tuple(sorted(read, key=lambda mark: (mark.created, mark.file)))
+
+
+def _excess(files: Files, names: Collection[str]) -> Problem | None:
+    """Return the problem of more marks, or bytes of marks, than a zoo may have."""
+    location, nbytes = f"{files.name}/{layout.REPRODUCED}", sum(files.size(name) or 0 for name in names)
+    if len(names) > MAX_MARKS:
+        return Problem(location, "marks", f"at most {MAX_MARKS:,}", f"{len(names):,}", _STEP)
+    if nbytes > MAX_TOTAL:
+        return Problem(location, "bytes of marks", f"at most {MAX_TOTAL:,}", f"{nbytes:,}", _STEP)
+    return None
 
 
 def _checked(files: Files, name: str, data: bytes, identity: Identity) -> Reproduction:
@@ -53,17 +65,19 @@ def add_reproduction(path: str | Path, ids: Collection[str], *, by: str, on: Map
     with durable.locked(files.here):
         contents = read_contents(files)
         if len(known := read_reproductions(files, contents.identity)) >= MAX_MARKS:
-            step = "Remove those that say the same as others."
-            raise ZooError(Problem(files.name, "marks", f"fewer than {MAX_MARKS:,}", f"{len(known):,}", step))
+            raise ZooError(Problem(files.name, "marks", f"fewer than {MAX_MARKS:,}", f"{len(known):,}", _STEP))
         by_part = {part: tuple(name for name in names if name in wanted) for part, names in _ids_by_part(contents.raw)}
         checkpoints = {part: names for part, names in by_part.items() if names}
         if missing := wanted.difference(*checkpoints.values()):
             step = "Rebuild members of the zoo as it is now."
             raise ZooError(Problem(files.name, "checkpoints", "those of the zoo", repr(min(missing)), step))
         mark = Reproduction(digest_of(contents.identity.to_json()), by, datetime.now(UTC), dict(on), checkpoints)
+        nbytes = sum(files.size(other.file) or 0 for other in known) + len(data := encode(mark))
+        if nbytes > MAX_TOTAL:
+            raise ZooError(Problem(files.name, "bytes of marks", f"at most {MAX_TOTAL:,}", f"{nbytes:,}", _STEP))
         target = files.here / mark.file
         target.parent.mkdir(exist_ok=True)
-        durable.write_file(target, encode(mark))
+        durable.write_file(target, data)
         durable.sync(files.here)
     return mark
 
@@ -71,7 +85,10 @@ def add_reproduction(path: str | Path, ids: Collection[str], *, by: str, on: Map
 def reproduction_problems(files: Files, identity: Identity, raw: Tree) -> Iterator[Problem]:
     """Yield the problems of a zoo's marks, of which ``raw`` are the checkpoints."""
     own: dict[str, set[str]] | None = None
-    for name in layout.reproduction_files(files.listed(layout.REPRODUCED)):
+    marks = layout.reproduction_files(files.listed(layout.REPRODUCED))
+    if excess := _excess(files, marks):
+        yield excess
+    for name in marks:
         try:
             mark = _checked(files, name, files.read(name, max_bytes=MAX_BYTES), identity)
         except IntegrityError as error:

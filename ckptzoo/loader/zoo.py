@@ -85,7 +85,8 @@ def open(
         of a zoo that refers to files: the folder that they are in, or folders by the names of their sources (the column
         ``source``), of a zoo in a folder on this machine. For files on other machines True, which asks public servers
         by https and, with your token, the hub; or servers that may have any address, ``"http://host:8000"``. By default
-        as ``ckptzoo link`` was told here; the references of a zoo that came from elsewhere are not followed.
+        those recorded when ``ckptzoo link`` was run here; the references of a zoo that came from elsewhere are not
+        followed.
 
     Raises
     ------
@@ -192,6 +193,10 @@ def _followed(follow: Followed | Follow, endpoint: str | None, token: str | None
     if follow is True:
         return Servers((), endpoint, token)
     texts = [follow] if isinstance(follow, str | Path) else list(follow)
+    if not all(map(str, texts)) or not texts:
+        # no servers would be all public ones, and no text the folder where the process is
+        step = "Leave follow out to follow what was linked here, or write True for all public servers."
+        raise ZooError(Problem("open", "follow", "a folder or servers", "none", step))
     if len(texts) == 1 and "://" not in str(texts[0]):
         return _real(texts[0])
     if any("://" not in str(text) for text in texts):

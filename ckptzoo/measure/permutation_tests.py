@@ -56,7 +56,7 @@ def independence(
     ----------
     similarities
         for each group of neurons (P, n, n): of neuron i of the first network and neuron j of the second, such as the
-        cosine of their incoming weights.
+        cosine of their incoming weights. Those that are not finite count as 0.
     orders
         for each group (T, n): uniform permutations, drawn independently of the networks; row t of all groups is one
         element. Neurons ``order[i]`` of the first network come to place i.
@@ -157,9 +157,11 @@ def holm(p: Values) -> Values:
 
 
 def _sums(similarities: NDArray[np.floating], orders: NDArray[np.integer], shown: NDArray[np.int64]) -> Values:
-    """(P, T) sums over the neurons of one group, of which row ``shown`` of the permutations gives those as they are."""
+    """Return (P, T) sums over the neurons of one group; row ``shown`` of the permutations gives those as they are."""
     P, n = similarities.shape[:2]
     # the neurons of the first network by the inverse of their row, so that this row puts them back
-    inverse = np.argsort(orders, axis=1)[shown]
+    inverse = np.argsort(orders[shown], axis=1)
     placed = np.take_along_axis(similarities, inverse[:, :, None], 1).astype(np.float64).reshape(P, n * n)
+    # one NaN would make every comparison of sums false, and p 0
+    placed[~np.isfinite(placed)] = 0
     return np.take(placed, orders * n + np.arange(n), axis=1).sum(axis=2)

@@ -257,7 +257,11 @@ def _on_hub(pattern: re.Pattern[str], path: str, kind: str = DATASETS) -> HubAdd
 
 
 def _web(text: str) -> Address:
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        public = text.partition("?")[0].rpartition("@")[2]
+        raise ZooError(Problem(public, "address of a zoo", "https://host/path", "another", _STEP)) from None
     # addresses are shown in messages and kept in the cache, which must hold no secrets
     if parts.username or parts.password or parts.query or parts.fragment or not parts.hostname:
         public = urlunsplit((parts.scheme, parts.hostname or "", parts.path, "", ""))

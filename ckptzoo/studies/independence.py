@@ -22,13 +22,13 @@ from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.text import Progress, counted, counter, printable
 
 LEVELS = (0.01, 0.05)
-"""Levels at which the shares of small p-values are told."""
+"""Levels up to which the shares of p-values are reported."""
 FLAGGED = 0.01
 """The level of pairs that stand out among all that were tested, by Holm's procedure."""
 MAX_PAIRS = 4096
 """The number of pairs that are tested unless another one is asked for."""
 REFINED = 100
-"""The number of small p-values that are computed again, with so many permutations that one pair can stand out."""
+"""The number of small p-values that are computed again, with enough permutations for one pair to stand out."""
 SHOWN = 10
 """The number of flagged pairs that are printed."""
 
@@ -99,7 +99,7 @@ class IndependenceStudy(StudyResult, derived=("independent",)):
         return not self.different.flagged and (uniform is None or uniform >= UNIFORM)
 
     def verdict(self) -> str:
-        """A sentence on members of different origins, by the tests."""
+        """Return a sentence on members of different origins, by the tests."""
         tested, uniform = counted(len(self.different.p), "pair"), self.different.uniform
         together = "" if uniform is None else f" (p {uniform:.2g} for all together)"
         if self.independent:
@@ -222,6 +222,8 @@ def independence(
         _tested(usable, some, found, test, disjoint=disjoint or some is within)
         for some, found in zip(kinds, tested, strict=True)
     )
+    # 10**log10 is above the greatest float from 171 neurons on
+    elements = min(10 ** min(test.neurons.log10, 18), 1 + _refined_permutations(len(between), test))
     return IndependenceStudy(
         name=zoo.name,
         members=len(usable.last_steps()),
@@ -232,18 +234,18 @@ def independence(
         disjoint=disjoint,
         different=different,
         same=same if len(within) else None,
-        least=min(1.0, len(between) / min(10**test.neurons.log10, 1 + _refined_permutations(len(between), test))),
+        least=min(1.0, len(between) / elements),
         seed=seed,
     )
 
 
 def _refined_permutations(pairs: int, test: IndependenceTest) -> int:
-    """The permutations with which one of so many pairs can stand out, as far as memory allows."""
+    """Return the number of permutations with which one of ``pairs`` can stand out, as far as memory allows."""
     return min(max(int(pairs / FLAGGED), len(test.orders[0]) - 1), test.most, 2**20)
 
 
 def _tested(zoo: Zoo, rows: Rows, found: Independence, test: IndependenceTest, *, disjoint: bool) -> TestedPairs:
-    """The tests of some pairs, the smallest p-values refined for Holm's procedure."""
+    """Return the tests of some pairs, the smallest p-values refined for Holm's procedure."""
     p = found.p.copy()
     # a p-value of other permutations in place of one that was small is valid: small ones come from both together
     small = np.argsort(p, kind="stable")[:REFINED]

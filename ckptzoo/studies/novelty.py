@@ -16,6 +16,7 @@ from ckptzoo.derive.near_copies import LEAST_MEMBERS, origins
 from ckptzoo.derive.tables import symmetry_of
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.format.table import filled_with
+from ckptzoo.format.writer import finite_rows
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.permutation_tests import holm
 from ckptzoo.schema.documents import Document, JsonFields
@@ -202,7 +203,8 @@ def novelty(
     Raises
     ------
     ZooError
-        The tensors are not the zoo's, the checkpoints are Gaussians, or there are too few members.
+        The tensors are not the zoo's, the checkpoints are Gaussians, or there are too few members that are no copies
+        of one another.
     SymmetryError
         No symmetry table is known.
     MissingExtraError
@@ -224,17 +226,19 @@ def novelty(
     """
     table = _check(generated, zoo)
     # in the order of ids, so that nothing depends on the zoo's own
-    pool = zoo.take(flags(zoo.metadata, "finite", missing=True)).sorted("id")
-    asked = generated.take(flags(generated.metadata, "finite", missing=True))
+    pool, asked = _finite(zoo).sorted("id"), _finite(generated)
     comparison = _Comparison(pool, table, asked)
     chosen = comparison.independent(members)
     noisy_rows = chosen[evenly(len(chosen), NOISY)]
     advance = counter(len(asked) + len(chosen) + len(NOISES) * len(noisy_rows), progress)
-    between = comparison.nearest(pool, chosen, advance, apart=True)[1]
+    nearest, between = comparison.nearest(pool, chosen, advance, apart=True)
     noisy = {noise: comparison.noisy(noisy_rows, noise, seed, advance) for noise in NOISES}
+    # left out before the median is taken, which is theirs where half of the members are there twice; rounding is less
+    # than the greatest noise
+    twins = comparison.same(pool.take(chosen), nearest, between <= noisy[NOISES[-1]].max())
+    independent = _independent(between[~twins], zoo.name)
     rows, distances = comparison.nearest(asked, np.arange(len(asked)), advance)
-    same = comparison.same(asked, rows, distances < COPIES * np.median(between))
-    independent = between[between >= COPIES * np.median(between)]
+    same = comparison.same(asked, rows, distances <= COPIES * np.median(independent))
     tail, exponent = _extrapolated(distances, independent)
     adjusted = holm(tail)
     levels = np.array([float(np.median(values)) for values in noisy.values()])
@@ -266,7 +270,7 @@ def novelty(
 
 
 def _check(generated: Zoo, zoo: Zoo) -> Symmetry:
-    """Return the zoo's symmetry table; refuse other tensors, Gaussians and zoos without checkpoints."""
+    """Return the zoo's symmetry table; refuse other tensors and Gaussians."""
     for one in (generated, zoo):
         if (base := archs.base_of(one.arch.forward)) is not None:
             step = "Draw networks from them with ckptzoo.derive.draws, and compare those."
@@ -278,6 +282,27 @@ def _check(generated: Zoo, zoo: Zoo) -> Symmetry:
         step = "Compare with a zoo of the generated network."
         raise ZooError(Problem(generated.name, f"tensor {other!r}", f"{wanted}, as in {zoo.name}", got, step))
     return symmetry_of(zoo.contents)
+
+
+def _finite(zoo: Zoo) -> Zoo:
+    """Select the checkpoints that are finite, by their weights where the rows do not say it."""
+    usable = flags(zoo.metadata, "finite", missing=True)
+    unknown = np.flatnonzero(usable & ~flags(zoo.metadata, "finite"))
+    step = pairs_at_once(zoo.arch)
+    for start in range(0, len(unknown), step):
+        some = unknown[start : start + step]
+        usable[some] = finite_rows((np.asarray(zoo[name][some]) for name in zoo.arch.names), len(some))
+    return zoo.take(usable)
+
+
+def _independent(between: Values, location: str) -> Values:
+    """Return those of some distances between members that are not of near copies; ZooError where they are too few."""
+    found = between[between > COPIES * np.median(between)] if len(between) else between
+    if len(found) < LEAST_MEMBERS:
+        step = "Compare with a zoo that has each network once; ckptzoo dedupe finds copies."
+        what, expected = "members whose nearest is no copy of them", f"{LEAST_MEMBERS} or more"
+        raise ZooError(Problem(location, what, expected, str(len(found)), step))
+    return found
 
 
 class _Comparison:
@@ -300,7 +325,7 @@ class _Comparison:
         self._sketches = np.empty((0, self._index.features)) if self.exact else self._sketched(pool, every)
 
     def independent(self, limit: int) -> Rows:
-        """Return the last checkpoint of each origin, of at most so many origins.
+        """Return the last checkpoint of each origin, of at most ``limit`` origins.
 
         Raises ``ZooError`` where there are too few.
         """

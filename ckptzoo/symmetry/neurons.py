@@ -42,7 +42,7 @@ class Neurons:
     log10: float
 
     def orders(self, count: int, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        """Draw so many elements: (count, n) uniform permutations of each group."""
+        """Draw elements: (count, n) uniform permutations of each group."""
         perms = GroupElement.random(self.table, count, rng, spread=0.0).perms
         return [np.asarray(perms[group], np.int64) for group in self.groups]
 
@@ -58,8 +58,9 @@ class Neurons:
             array = np.asarray(weights[name], np.float64)
             others = tuple(other for other in range(1, array.ndim) if other != axis + 1)
             norms = np.sqrt(np.square(array).sum(axis=others, keepdims=True))
-            # a neuron without incoming weights is similar to none
-            found[name] = np.divide(array, norms, out=np.zeros_like(array), where=norms > 0).astype(np.float32)
+            # a neuron without incoming weights, or with some that are not finite, is similar to none
+            usable = (norms > 0) & np.isfinite(norms)
+            found[name] = np.divide(array, norms, out=np.zeros_like(array), where=usable).astype(np.float32)
         return found
 
     def similarities(self, first: Arrays, second: Arrays) -> list[Any]:
@@ -95,7 +96,8 @@ def neurons_of(symmetry: Symmetry, floats: Sequence[str], *, location: str) -> N
             taken |= joints[at][0].tensors
             chosen.append(at)
     log10 = sum(sizes[at] for at in chosen)
-    if 10**log10 < LEAST - 0.5:
+    # not 10**log10, which is above the greatest float from 171 neurons on
+    if log10 < math.log10(LEAST - 0.5):
         got = "no group of them" if not chosen else f"{round(10**log10):,}"
         step = "Test networks with more hidden neurons; dedupe finds copies of these."
         raise SymmetryError(Problem(location, "permutations of neurons", f"{LEAST} or more", got, step))

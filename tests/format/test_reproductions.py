@@ -122,8 +122,23 @@ def test_names_ids_and_numbers_are_bounded(zoo: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ZooError, match="checkpoints: expected those of the zoo, got 'gone'"):
         add_reproduction(zoo, ["gone"], by="Ada", on={})
     assert not (zoo / "reproduced").exists() and add_reproduction(zoo, [], by="Ada", on={}) is None
+    mark = add_reproduction(zoo, ["m0"], by="Ada", on={})
+    assert mark is not None
+    nbytes = (zoo / mark.file).stat().st_size
+    with monkeypatch.context() as patched:
+        patched.setattr(reproductions, "MAX_TOTAL", 2 * nbytes - 1)
+        with pytest.raises(ZooError, match=f"bytes of marks: expected at most {2 * nbytes - 1}, got {2 * nbytes}"):
+            add_reproduction(zoo, ["m1"], by="Ada", on={})
+        assert len(ckptzoo.open(zoo).reproduced) == 1 and ckptzoo.verify(zoo) == []
+        patched.setattr(reproductions, "MAX_TOTAL", nbytes - 1)
+        said = f"reproduced: bytes of marks: expected at most {nbytes - 1}, got {nbytes}"
+        with pytest.raises(IntegrityError, match=said):
+            _ = ckptzoo.open(zoo).reproduced
+        (problem,) = ckptzoo.verify(zoo)
+        assert said in str(problem)
+        with pytest.raises(IntegrityError, match=said):
+            ckptzoo.pull(zoo, zoo.with_name("pulled"))
     monkeypatch.setattr(reproductions, "MAX_MARKS", 1)
-    add_reproduction(zoo, ["m0"], by="Ada", on={})
     with pytest.raises(ZooError, match="marks: expected fewer than 1"):
         add_reproduction(zoo, ["m1"], by="Ada", on={})
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import kstest
 
 from ckptzoo.errors import ZooError
-from ckptzoo.measure.permutation_tests import holm, independence
+from ckptzoo.measure.permutation_tests import holm, independence, independence_of_all
 
 SIZES = (3, 5)
 
@@ -91,3 +91,17 @@ def test_holm_adjusts() -> None:
 def test_shapes_that_do_not_fit_are_refused(similarities: list, orders: list) -> None:
     with pytest.raises(ZooError, match="independence: shapes: expected"):
         independence([np.zeros(shape) for shape in similarities], [np.zeros(shape, np.int64) for shape in orders])
+
+
+def test_similarities_that_are_not_finite_count_as_none() -> None:
+    """One of them made every p-value 0."""
+    rng = np.random.default_rng(7)
+    similarities, orders = [rng.standard_normal((3, n, n)) for n in SIZES], orders_of(50, rng)
+    for bad in (np.nan, np.inf, -np.inf):
+        spoilt, zeros = ([array.copy() for array in similarities] for _ in range(2))
+        spoilt[1][0, 2], zeros[1][0, 2] = bad, 0
+        found, expected = independence(spoilt, orders), independence(zeros, orders)
+        np.testing.assert_array_equal(found.p, expected.p)
+        assert found.p.min() > 0 and np.isfinite(found.excess).all()
+        assert independence_of_all(spoilt, orders, seed=1) == independence_of_all(zeros, orders, seed=1)
+    assert independence([np.full((2, 3, 3), np.nan)], orders_of(50, rng, (3,))).p.tolist() == [1, 1]

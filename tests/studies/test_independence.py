@@ -11,10 +11,11 @@ from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs, symmetry
+from ckptzoo.derive.independence import IndependenceTest, random_pairs
 from ckptzoo.errors import SymmetryError, ZooError
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies.independence import UNIFORM, IndependenceStudy, independence
-from tests.support.derived_zoos import weights_of, written
+from tests.support.derived_zoos import linked, weights_of, written
 
 NAME = "mlp-8-10-3"
 
@@ -111,3 +112,31 @@ def test_what_cannot_be_tested_is_refused(tmp_path: Path) -> None:
         independence(ckptzoo.open(path))
     with pytest.raises(ZooError, match="independence: permutations: expected"):
         independence(zoo_of(tmp_path / "zoo", rows, [0, 1, 2]), permutations=9)
+
+
+def test_more_permutations_than_floats_count(tmp_path: Path) -> None:
+    zoo = zoo_of(tmp_path / "wide", [{"member": f"m{at}"} for at in range(6)], [0, 0, 1, 2, 3, 4], name="mlp-4-256-3")
+    found = independence(zoo, disjoint=False, permutations=99)
+    assert "of 10^506.9, of fc1" in said_of(found) and found.least == 15 / 1501
+    assert [pair[:2] for pair in found.different.flagged] == [("n0", "n1")]
+
+
+def test_networks_that_are_not_finite_depend_on_none(tmp_path: Path) -> None:
+    """Rows of linked zoos do not say whether weights are finite; rows that say so wrongly are the same to the test."""
+    arch = archs.architecture(NAME)
+    weights = weights_of(8, 1, arch=arch)
+    weights["fc1.weight"][2, 0, 0], weights["fc2.bias"][5] = np.inf, np.nan
+    zoo = ckptzoo.open(linked(tmp_path / "zoo", arch, weights))
+    assert zoo.metadata["finite"].null_count == 8
+    found = independence(zoo, disjoint=False)
+    assert found.members == 8 and found.independent and found.different.p.min() > 0
+
+
+def test_similarities_count_for_what_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two networks have 24 KiB of weights here, and their similarities 256 KiB."""
+    zoo = zoo_of(tmp_path / "wide", [{"member": f"m{at}"} for at in range(5)], list(range(5)), name="mlp-8-256-3")
+    monkeypatch.setattr("ckptzoo.derive.independence.BATCH_BYTES", 2**20)
+    batches: list[int] = []
+    pairs = random_pairs(5, 10, False, np.random.default_rng(0))
+    IndependenceTest(zoo, permutations=99, seed=0).of(zoo, zoo, pairs, advance=batches.append)
+    assert batches == [3, 3, 3, 1]

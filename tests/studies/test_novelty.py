@@ -14,7 +14,7 @@ from ckptzoo import archs, symmetry
 from ckptzoo.errors import SymmetryError, ZooError
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies.novelty import Novelty, novelty
-from tests.support.derived_zoos import Weights, weights_of
+from tests.support.derived_zoos import Weights, linked, weights_of
 
 NAMES = ["optunet", pytest.param("mlp-tanh-4-8-3", marks=pytest.mark.exhaustive), "mlp-4-6-5-3"]
 CARDS = Path(__file__).parents[2] / "cards"
@@ -115,6 +115,35 @@ def test_members_of_one_origin_and_copies_in_the_zoo_say_nothing_of_independent_
     assert (found.between < 0.5 * np.median(found.between)).sum() == 4
     again = novelty(zoo_of(tmp_path / "copies", "optunet", {key: value[:3] for key, value in begun.items()}), zoo)
     assert again.copies == 3
+
+
+def test_rows_that_do_not_say_whether_weights_are_finite(tmp_path: Path) -> None:
+    """Zoos that refer to files of others have such rows."""
+    arch = archs.architecture("optunet")
+    weights, made = weights_of(12, 1), weights_of(4, 2)
+    weights["conv1.weight"][3, 0] = np.nan
+    made["fc.bias"][1, 0], made["conv2.weight"][2, 0] = np.nan, np.inf
+    zoo, given = (ckptzoo.open(linked(tmp_path / name, arch, it)) for name, it in (("zoo", weights), ("made", made)))
+    found = novelty(given, zoo)
+    assert found.members == 11 and found.skipped == tuple(np.array(given.ids)[[1, 2]])
+    assert [item.verdict for item in found.generated] == ["new", "new"]
+    assert np.isfinite(found.between).all()
+
+
+def test_copies_of_members_that_are_there_twice(tmp_path: Path) -> None:
+    """The median distance of such members is 0 and that of no independent ones."""
+    begun = weights_of(20, 1)
+    twins = {key: np.concatenate([value, value[:12]]) for key, value in begun.items()}
+    zoo = zoo_of(tmp_path / "zoo", "optunet", twins)
+    some = {key: value[10:14] for key, value in begun.items()}
+    given = zoo_of(tmp_path / "given", "optunet", disguised("optunet", some, 3, spread=0.0))
+    found = novelty(given, zoo)
+    assert np.median(found.between) == 0
+    assert [item.verdict for item in found.generated] == 4 * ["copy"]
+    assert novelty(zoo_of(tmp_path / "fresh", "optunet", weights_of(8, 2)), zoo).copies == 0
+    said = r"zoo: members whose nearest is no copy of them: expected 8 or more, got 7\. Compare"
+    with pytest.raises(ZooError, match=said):
+        novelty(given, zoo.take(np.r_[:19, 20:32]))
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 import ckptzoo
 from ckptzoo import archs
+from ckptzoo.format.writer import create_referring
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.schema.card import Card
 from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym
 from ckptzoo.schema.symmetry import Symmetry
 
@@ -68,6 +71,17 @@ def written(path: Path, arch: Architecture, weights: Weights, **options: Any) ->
     """A zoo of one part with these weights and ids 0, 1, ..."""
     with ckptzoo.create(path, arch=arch, **options) as writer:
         writer.add(weights, [{"id": str(at)} for at in range(len(next(iter(weights.values()))))])
+    return path
+
+
+def linked(path: Path, arch: Architecture, weights: Weights) -> Path:
+    """A zoo of weights in files beside it, with ids that end in 0, 1, ...; whether they are finite is not known."""
+    nets = path.with_name(f"{path.name}-nets")
+    nets.mkdir()
+    for at in range(len(next(iter(weights.values())))):
+        save_file({name: np.array(array[at]) for name, array in weights.items()}, nets / f"{at:03}.safetensors")
+    create_referring(path, arch=arch, card=Card(path.name), symmetry=None)
+    ckptzoo.link_zoo(nets, path, license="MIT")
     return path
 
 

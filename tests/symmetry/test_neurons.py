@@ -1,5 +1,6 @@
 """Sums of cosines under permutations of neurons, of every kind of table, against networks that were permuted."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -120,3 +121,25 @@ def test_neurons_without_incoming_weights_are_similar_to_none() -> None:
 def test_too_few_permutations_are_refused(table: Symmetry) -> None:
     with pytest.raises(SymmetryError, match=r"net: permutations of neurons: expected 100 or more, got .*\. Test"):
         neurons_of(table, ["fc1.weight"], location="net")
+
+
+@pytest.mark.parametrize("hidden", [170, 171, 256])
+def test_any_number_of_neurons_is_counted(hidden: int) -> None:
+    """256! is above the greatest float, as is the factorial of any number above 170."""
+    found = neurons_of(archs.symmetry(f"mlp-4-{hidden}-3"), ["fc1.weight"], location="net")
+    assert found.log10 == pytest.approx(math.log10(math.factorial(hidden)), rel=1e-12)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name", ["mlp-4-8-3", "optunet"])
+def test_neurons_that_are_not_finite_are_similar_to_none(name: str, bad: float) -> None:
+    arch = archs.architecture(name)
+    floats = [tensor.name for tensor in arch.tensors if "float" in tensor.dtype]
+    found = neurons_of(archs.symmetry(name), floats, location="net")
+    first, second = (weights_of(2, seed, arch=arch) for seed in (0, 1))
+    whole = found.similarities(found.unit(first), found.unit(second))
+    for array in first.values():
+        array[0].reshape(-1)[0] = bad
+    for one, other in zip(found.similarities(found.unit(first), found.unit(second)), whole, strict=True):
+        assert np.isfinite(one).all()
+        np.testing.assert_allclose(one[1], other[1], atol=1e-6)

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from ckptzoo.derive.independence import IndependenceTest
 from ckptzoo.derive.near_copies import origins
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import RemoteError, ZooError
+from ckptzoo.hub.card.contents import usable
 from ckptzoo.hub.contributions.report import Check
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.loader.zoo import Zoo
@@ -16,7 +17,7 @@ from ckptzoo.text import Progress, counted, counter
 
 NAME = "independence"
 LEVEL = 0.01
-"""The level of what is told, over all contributed checkpoints together."""
+"""The level of what is reported, over all contributed checkpoints together."""
 MAX_MEMBERS, MAX_TESTED = 512, 64
 """Members of the zoo, and contributed checkpoints, that are compared at most: spread evenly."""
 MAX_PERMUTATIONS = 9_999
@@ -27,27 +28,42 @@ _SHOWN = 8
 def check_independence(
     zoo: Zoo, target: TargetZoo, *, without: Collection[str] = (), progress: Progress | None = None
 ) -> Check | None:
-    """Test contributed checkpoints against the members of a zoo, one of each origin; None where this cannot be done.
+    """Test contributed checkpoints against the members of a zoo, one of each origin; None where no test exists.
 
-    ``without`` are contributed checkpoints that are known to be copies. What depends on a member passes, as fine-tuned
-    networks and draws may: the check says so, as studies of posteriors take members for independent ones.
+    ``without`` are contributed checkpoints that are known to be copies; they are left out, as is what is not finite or
+    diverged. The check is not done where something cannot be read, or no p-value could be small enough. What depends
+    on a member passes, as fine-tuned networks and draws may: the check says so, as studies of posteriors take members
+    for independent ones.
     """
-    kept = _last([row for row, name in enumerate(zoo.ids) if name not in without], zoo, MAX_TESTED)
-    if not len(kept) or not len(target.zoo) or not target.small:
+    rows = zip(zoo.ids, usable(zoo.metadata).tolist(), strict=True)
+    kept = _last([row for row, (name, used) in enumerate(rows) if used and name not in without], zoo, MAX_TESTED)
+    if not len(kept) or not target.small:
+        return None
+    members = _last(np.flatnonzero(usable(target.zoo.metadata)).tolist(), target.zoo, MAX_MEMBERS)
+    if not len(members):
         return None
     try:
         test = IndependenceTest(target.zoo, permutations=min(MAX_PERMUTATIONS, max(999, 100 * len(kept))), seed=0)
-        advance = counter(len(kept), progress)
-        members = _last(list(range(len(target.zoo))), target.zoo, MAX_MEMBERS)
+    except RemoteError as error:
+        return Check(NAME, "not done", str(error))
+    except ZooError:
+        # without a table, with too few neurons, and of Gaussians nothing can be tested
+        return None
+    # 10**log10 is above the greatest float from 171 neurons on
+    permutations = round(min(len(test.orders[0]), 10 ** min(test.neurons.log10, 18)))
+    if len(kept) / permutations > LEVEL:
+        said = f"{counted(len(kept), 'checkpoint')} and {permutations:,} permutations of neurons"
+        return Check(NAME, "not done", f"{said}: no p-value can be {LEVEL:g} or less, adjusted for all checkpoints")
+    advance = counter(len(kept), progress)
+    found: list[tuple[float, int]] = []
+    try:
         theirs = test.unit(target.zoo, members)
-        found: list[tuple[float, int]] = []
         for number, row in enumerate(kept):
             mine = test.unit(zoo, np.array([row]))
             found.append(independence_of_all(test.neurons.similarities(mine, theirs), test.orders, seed=number))
             advance()
-    except ZooError:
-        # without a table, with too few neurons, and of Gaussians nothing can be tested
-        return None
+    except ZooError as error:
+        return Check(NAME, "not done", str(error))
     adjusted = holm(np.array([p for p, _ in found]))
     ids, names = zoo.ids, target.zoo.ids
     dependent = [
@@ -64,7 +80,7 @@ def check_independence(
 
 
 def _last(rows: list[int], zoo: Zoo, limit: int) -> NDArray[np.int64]:
-    """Return the last of some rows of each origin, of at most so many origins, spread evenly."""
+    """Return the last of some rows of each origin, of at most ``limit`` origins, spread evenly."""
     every = np.array(rows, np.int64)
     if not len(every):
         return every

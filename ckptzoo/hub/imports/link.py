@@ -135,7 +135,9 @@ def _opened(
     stack: ExitStack, given: Sequence[str | Path], zoo: str, endpoint: str | None, token: str | None
 ) -> tuple[ImportSource, Callable[..., TargetZoos]]:
     """Open the sources of a link, and return them as one with what makes zoos of them."""
-    places = resolved(given, endpoint=endpoint, token=token)
+    places = [
+        _normal(place) if isinstance(place, str) else place for place in resolved(given, endpoint=endpoint, token=token)
+    ]
     afar = [place for place in places if not isinstance(place, str) or "://" in place]
     if not afar:
         if len(places) > 1:
@@ -157,9 +159,24 @@ def _opened(
     return source, partial(RemoteLinkedZoos, source.address, ahead.expect(source), servers)
 
 
+def _normal(address: str) -> str:
+    """Return an address as it is recorded: scheme and host of a server do not depend on case (RFC 3986, 6.2.2.1)."""
+    scheme, sign, rest = address.partition("://")
+    if scheme.lower() in ("http", "https"):
+        server, slash, path = rest.partition("/")
+        user, at, host = server.rpartition("@")
+        rest = f"{user}{at}{host.lower()}{slash}{path}"
+    return f"{scheme.lower()}://{rest}" if sign else address
+
+
 def _server(address: str) -> str:
     """Return the server of an address: who links a file names it."""
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        public = address.partition("?")[0].rpartition("@")[2]
+        step = "Correct the address."
+        raise ZooError(Problem(public, "address", "https://host/path/file", "another", step)) from None
     return f"{parts.scheme.lower()}://{parts.netloc.rpartition('@')[2].lower()}"
 
 
@@ -176,7 +193,7 @@ class _Linker(Importer):
         return _FILES, math.inf
 
     def _note_repeated(self, tensors: Any, name: str) -> None:
-        """Note nothing: that two networks are one only all of their numbers tell."""
+        """Note nothing: only all of their numbers tell whether two networks are the same."""
 
 
 class LinkedZoos(TargetZoos):
@@ -254,9 +271,11 @@ class LinkedZoos(TargetZoos):
 
     def _make_room(self) -> None:
         (first,) = self._zoos
-        known = remembered(first.path)
+        folders, servers = remembered(first.path), remembered_servers(first.path)
         super()._make_room()
-        remember(first.path, known)
+        remember(first.path, folders)
+        for name, own in servers.items():
+            remember_servers(first.path, name, own)
 
     def _create(self, path: Path, arch: Architecture, card: Card, symmetry: Symmetry | None) -> None:
         forget(path)

@@ -4,10 +4,13 @@ A file is mapped as one of this machine is, with zeros where nothing was fetched
 ``mapped.loaded``, which fetches it.
 """
 
+import bisect
+import errno
 import hashlib
 import os
 import struct
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, NoReturn, cast
 from urllib.parse import unquote, urljoin, urlsplit
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
@@ -31,6 +34,7 @@ from ckptzoo.remote.http import Connections
 from ckptzoo.remote.hub_store import HubStore, hub_address
 from ckptzoo.remote.referenced import (
     COPY,
+    MAX_READ,
     WORKERS,
     RangeFile,
     RecordedFile,
@@ -44,8 +48,8 @@ from ckptzoo.schema.layout import Span
 
 READ_STORAGE = 256
 """Bytes of a storage of torch.save up to which it is fetched: it may hold a fact about the network."""
-_AHEAD = 2 * WORKERS
-"""Files that are looked into before they are asked for."""
+_AHEAD = WORKERS
+"""Files that are looked into before they are asked for: each keeps two descriptors open."""
 _FAR_AHEAD = 4096
 """Files behind one that is opened among which those with its suffix are found."""
 _NAMED = 16
@@ -69,20 +73,25 @@ class RemoteMap(MappedFile):
     recorded: RecordedFile
     is_afar = True
     _files: RemoteReferences
-    _there: list[tuple[int, int]]
+    _there: list[int]
+    _lock: threading.Lock
 
     @classmethod
     def made(cls, files: RemoteReferences, opened: RangeFile, path: str) -> "RemoteMap":
         """Map a file with what was read of it."""
         recorded = opened.recorded
-        descriptor, name = tempfile.mkstemp()
         try:
-            Path(name).unlink()
-            os.truncate(descriptor, recorded.size)
-            made = cast(RemoteMap, cls.of(descriptor, path, recorded.address))
-        finally:
-            os.close(descriptor)
-        made.recorded, made._files, made._there = recorded, files, []
+            descriptor, name = tempfile.mkstemp()
+            try:
+                Path(name).unlink()
+                os.truncate(descriptor, recorded.size)
+                made = cast(RemoteMap, cls.of(descriptor, path, recorded.address))
+            finally:
+                os.close(descriptor)
+        except OSError as error:  # no more descriptors, or a file system without files of this size
+            _no_room(recorded.address, error)
+        # the first byte of each part that is there, and the one behind it, in order
+        made.recorded, made._files, made._there, made._lock = recorded, files, [], threading.Lock()
         for start, data in opened.windows:
             made.put(start, data)
         return made
@@ -95,18 +104,33 @@ class RemoteMap(MappedFile):
 
     def put(self, start: int, data: bytes) -> None:
         """Write bytes of the file that were fetched, or that are taken for them."""
-        os.pwrite(self._file, data, start)
-        self._there.append((start, start + len(data)))
+        self._write(start, data)
+        stop = start + len(data)
+        with self._lock:
+            low, high = bisect.bisect_left(self._there, start), bisect.bisect_right(self._there, stop)
+            # an odd place is within a part that is there, or at its end
+            self._there[low:high] = [start] * (low % 2 == 0) + [stop] * (high % 2 == 0)
+
+    def _write(self, start: int, data: bytes) -> None:
+        remaining = memoryview(data)
+        try:
+            while remaining:
+                written = os.pwrite(self._file, remaining, start)  # may write less than it was given
+                remaining, start = remaining[written:], start + written
+        except OSError as error:
+            _no_room(self.recorded.address, error)
 
     def mark(self, start: int, count: int) -> None:
         """Let a tensor that was not fetched begin as no other one does, for a process that cannot fetch it."""
         if not self.has(start, start + count):
             name = hashlib.sha256(f"{self.recorded.address} {start}".encode()).digest()
-            os.pwrite(self._file, name[: min(_NAMED, count)], start)
+            self._write(start, name[: min(_NAMED, count)])
 
     def has(self, start: int, stop: int) -> bool:
         """Whether a part is there."""
-        return any(first <= start and stop <= last for first, last in self._there)
+        with self._lock:
+            place = bisect.bisect_right(self._there, start)
+            return place % 2 == 1 and stop <= self._there[place]
 
     def fetch(self, spans: Sequence[tuple[int, int]]) -> None:
         missing = [
@@ -128,6 +152,14 @@ class RemoteMap(MappedFile):
 
     def reopen(self) -> int:
         return os.dup(self._file)
+
+
+def _no_room(address: str, error: OSError) -> NoReturn:
+    got = error.strerror or type(error).__name__
+    step = "Make room in the folder for temporary files, or name another one in TMPDIR, and repeat the call."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        step = "Raise the limit of open files (ulimit -n), and repeat the call."
+    raise ZooError(Problem(address, "temporary file", "one that can be made and written", got, step)) from error
 
 
 class _Stream(MappedStream):
@@ -223,7 +255,11 @@ def _put_members(file: RemoteMap, outline: TorchOutline) -> None:
     folder = next(info.filename for info in infos if info.filename.endswith("/data.pkl")).removesuffix("data.pkl")
     members = [(info, *outline.members[info.filename.removeprefix(folder)]) for info in infos]
     large = {info.filename for info, _, count in members if count > READ_STORAGE and "/data/" in info.filename}
-    file.fetch([(info.header_offset, start + count) for info, start, count in members if info.filename not in large])
+    others = [(info.header_offset, start + count) for info, start, count in members if info.filename not in large]
+    if (nbytes := sum(stop - start for start, stop in others)) > MAX_READ:
+        expected = f"at most {MAX_READ} bytes beside its weights"
+        raise IntegrityError(Problem(file.recorded.address, "file", expected, f"{nbytes}", COPY))
+    file.fetch(others)
     for info, start, count in members:
         name = info.orig_filename.encode()
         between = start - info.header_offset - _LOCAL_BYTES - len(name)
@@ -351,7 +387,10 @@ def _listed_on_web(address: str, files: RemoteReferences) -> list[tuple[str, Rec
         parser = _Links()
         parser.feed(files.page(page).decode("utf-8", "replace"))
         for link in parser.found:
-            target = urljoin(page, link).partition("#")[0]
+            try:
+                target = urljoin(page, link).partition("#")[0]
+            except ValueError:  # no address, such as http://[x
+                continue
             if "?" in target or not target.startswith(page) or target == page or target in seen:
                 continue
             inside = unquote(target[len(address) :])

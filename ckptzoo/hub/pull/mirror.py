@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckptzoo.errors import IntegrityError, Problem
+from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format import limits, snapshot
 from ckptzoo.format.checks import geometry_problems, require_bytes, row_limits
 from ckptzoo.format.durable import locked, sync, write_file
@@ -24,6 +24,7 @@ from ckptzoo.format.reader import list_trees, read_documents
 from ckptzoo.format.references import digest_of_file
 from ckptzoo.format.releases import read_releases
 from ckptzoo.format.reproductions import read_reproductions
+from ckptzoo.format.sources import forget, remembered, remembered_servers
 from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Tree
 from ckptzoo.hub.pull.destination import (
     BlockCache,
@@ -81,15 +82,20 @@ def mirror(
         remote = files.remote
         # Blocks go straight to their places in the staged shards, which is where an interrupted pull finds them.
         remote.cache = blocks = BlockCache(destination.blocks, remote.cache, keeps=False)
+        if identity.references and not (root / layout.ZOO).exists():
+            # what was linked into a zoo that was here before says nothing of the one that comes
+            forget(root)
         # in the order of DOCUMENTS: from the last one on the folder is a zoo
         for name, data in documents.items():
             if not (root / name).exists():
                 write_file(root / name, data)
-        write_splits(root, splits, identity)
         pulled = PulledParts(root)
         already = pulled.paths()
         available = [f"{tree}/{name}" for tree in wanted_trees for name in trees.get(tree, ())]
         paths = [path for path in available if path not in already]
+        if identity.references and any(path.startswith(f"{layout.PARTS}/") for path in paths):
+            _refuse_linked(root)
+        write_splits(root, splits, identity)
         total = shard_bytes(remote, paths)
         needed = max(0, total - _allocated_bytes(destination.staged_parts))
         require_disk_space(root, needed)
@@ -109,6 +115,16 @@ def mirror(
                 _copy_listing(listing.get(LISTING, b""), root)
         destination.remove_temporary()
     return paths, len(available) - len(paths), blocks.fetched
+
+
+def _refuse_linked(root: Path) -> None:
+    """Raise ``ZooError`` where sources were linked into a folder: references that come are those of somebody else, and
+    would be followed wherever a source has the name of one that the user linked.
+    """
+    if known := sorted({*remembered(root), *remembered_servers(root)}):
+        expected, got = "one into which nothing was linked", f"one with the linked source {known[0]!r}"
+        step = "Pull into another folder; open that with follow=True, or a folder, where you trust its references."
+        raise ZooError(Problem(str(root), "a folder to pull references into", expected, got, step))
 
 
 def grouped(remote: Remote, paths: Iterable[str]) -> Iterator[list[str]]:

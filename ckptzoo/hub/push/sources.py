@@ -113,7 +113,9 @@ def _require_public(files: Folder, trees: Mapping[str, Tree], arch: Architecture
     got = "" if references.is_remote.all() else "one that refers to files of this machine"
     if not got:
         # of S3 too only the address of a bucket that all can read is in a zoo
-        private = next((one.address for one in references.remote_files if one.address.startswith("http://")), "")
+        private = next(
+            (one.address for one in references.remote_files if one.address.lower().startswith("http://")), ""
+        )
         got = f"one that refers to {excerpt(private)}" if private else ""
     if got:
         expected = "a zoo that holds its weights, or refers to https:// and hf://"

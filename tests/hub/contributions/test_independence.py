@@ -10,7 +10,7 @@ from ckptzoo import archs
 from ckptzoo.hub.contributions import target_zoo
 from ckptzoo.hub.contributions.independence import check_independence
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
-from tests.support.derived_zoos import weights_of, written
+from tests.support.derived_zoos import linked, weights_of, written
 
 NAME = "mlp-8-10-3"
 
@@ -51,3 +51,45 @@ def test_what_cannot_be_tested_has_no_line(tmp_path: Path, name: str, monkeypatc
     assert check_independence(other, TargetZoo(zoo.take(np.arange(0)))) is None
     monkeypatch.setattr(target_zoo, "COMPARED_BYTES", 0)
     assert check_independence(other, TargetZoo(zoo)) is None
+
+
+def test_checkpoints_and_members_that_are_not_finite_take_no_part(tmp_path: Path) -> None:
+    arch = archs.architecture(NAME)
+    members, fresh = (weights_of(count, seed, arch=arch) for count, seed in ((20, 1), (4, 2)))
+    members["fc1.weight"][5, 0, 0], fresh["fc1.weight"][1, 0, 0] = np.inf, np.nan
+    table = archs.symmetry(NAME)
+    theirs = ckptzoo.open(written(tmp_path / "theirs", arch, members, symmetry=table))
+    mine = ckptzoo.open(written(tmp_path / "mine", arch, fresh, symmetry=table))
+    found = check_independence(mine, TargetZoo(theirs))
+    assert found is not None and found.detail.endswith("zoo: 3 checkpoints against 19 members")
+    assert check_independence(mine.take(np.array([1])), TargetZoo(theirs)) is None
+    # rows of linked zoos do not say it
+    found = check_independence(mine, TargetZoo(ckptzoo.open(linked(tmp_path / "linked", arch, members))))
+    assert found is not None and found.detail.endswith(
+        "no sign of initial weights shared with members of the zoo: 3 checkpoints against 20 members"
+    )
+
+
+@pytest.mark.parametrize(("count", "done"), [(1, True), (2, False)])
+def test_too_few_permutations_for_some_checkpoints(tmp_path: Path, count: int, done: bool) -> None:
+    """Of 120 permutations the least p-value is 0.0083, adjusted for two checkpoints 0.017."""
+    mine, theirs = zoos(tmp_path, "mlp-8-5-3")
+    found = check_independence(mine.take(np.arange(count)), TargetZoo(theirs))
+    assert found is not None and found.outcome == ("passed" if done else "not done")
+    if not done:
+        said = "2 checkpoints and 120 permutations of neurons: no p-value can be 0.01 or less"
+        assert found.detail == f"{said}, adjusted for all checkpoints"
+
+
+def test_wide_networks_are_compared(tmp_path: Path) -> None:
+    mine, theirs = zoos(tmp_path, "mlp-8-256-3")
+    found = check_independence(mine, TargetZoo(theirs))
+    assert found is not None and "0 and 7 (p " in found.detail and "1 and " not in found.detail
+
+
+def test_weights_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    mine, theirs = zoos(tmp_path)
+    for shard in (tmp_path / "theirs").rglob("*.safetensors"):
+        shard.unlink()
+    found = check_independence(mine, TargetZoo(theirs))
+    assert found is not None and found.outcome == "not done" and "safetensors" in found.detail

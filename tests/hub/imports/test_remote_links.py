@@ -2,6 +2,7 @@
 no reference of others without being told to."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -25,6 +26,8 @@ from ckptzoo.errors import AbsentError, IntegrityError, RemoteError, ZooError
 from ckptzoo.format.digests import reference_summary
 from ckptzoo.format.sources import remembered_servers
 from ckptzoo.hub.imports import import_zoo, link_zoo
+from ckptzoo.hub.imports.remote_links import RemoteMap
+from ckptzoo.remote.referenced import RangeFile, RecordedFile, RemoteReferences
 from tests.hub.imports.test_link import fill, state, tree_of
 from tests.remote.test_referenced import Tagged
 from tests.support.effort import examples
@@ -42,7 +45,7 @@ class Listing(Tagged):
             return super().answer(path)
         inside = {name[len(path) :] for name in self.served.files if name.startswith(path)}
         names = sorted({f"{name.partition('/')[0]}/" if "/" in name else name for name in inside})
-        links = ["../", "/", "?C=M;O=A", "https://elsewhere.example/x.safetensors", *names]
+        links = ["../", "/", "?C=M;O=A", "http://[x", "https://elsewhere.example/x.safetensors", *names]
         page = "".join(f'<a href="{link}">{link}</a>\n' for link in links)
         self.plain(200 if inside else 404, page.encode(), Content_Type="text/html")
 
@@ -232,6 +235,130 @@ def test_a_source_of_others_is_not_followed_because_another_has_its_name(
         assert mine["0.weight"][:].shape == (4, 200, 4) and len(served.seen) == asked
 
 
+def test_a_pull_brings_no_references_of_others_into_a_zoo_whose_sources_are_followed(
+    web: Served, nets: Path, tmp_path: Path
+) -> None:
+    theirs = nets.parent / "theirs"
+    theirs.mkdir()
+    save_file(network(70, width=200), theirs / "odd.safetensors")
+    link(web, tmp_path / "a/zoo")
+    with serving(theirs) as served:
+        link(served, tmp_path / "b/zoo")
+        before, asked = tree_of(tmp_path / "a/zoo/parts"), len(served.seen)
+        with pytest.raises(ZooError, match=r"expected one into which nothing was linked.*Pull into another folder"):
+            ckptzoo.pull(tmp_path / "b/zoo", tmp_path / "a/zoo")
+        assert tree_of(tmp_path / "a/zoo/parts") == before and ckptzoo.verify(tmp_path / "a/zoo") == []
+        # a folder in whose place a linked zoo was is that of somebody else now
+        shutil.rmtree(tmp_path / "a/zoo")
+        ckptzoo.pull(tmp_path / "b/zoo", tmp_path / "a/zoo")
+        assert ckptzoo.pull(tmp_path / "b/zoo", tmp_path / "a/zoo").parts == ()
+        with pytest.raises(ZooError, match="a source that was linked on this machine"):
+            ckptzoo.open(tmp_path / "a/zoo")["0.weight"][:]
+        assert len(served.seen) == asked
+
+
+def test_no_server_and_no_folder_is_not_every_one(web: Served, tmp_path: Path) -> None:
+    link(web, tmp_path / "zoo")
+    empty: list[Any] = [[], (), "", [""]]
+    for follow in empty:
+        with pytest.raises(ZooError, match="follow: expected a folder or servers, got none"):
+            ckptzoo.open(tmp_path / "zoo", follow=follow)
+
+
+def test_scheme_and_host_are_recorded_in_lower_case(web: Served, tmp_path: Path) -> None:
+    zoo = link(web, tmp_path / "zoo")
+    shouted = web.url.replace("http://", "HTTP://")
+    link_zoo(f"{shouted}/nets/", tmp_path / "other/zoo", license="MIT")
+    other = ckptzoo.open(tmp_path / "other/zoo")
+    assert other.contents.references.remote_files == zoo.contents.references.remote_files
+    assert link_zoo(f"{shouted}/nets/", tmp_path / "zoo", license="MIT").present == 4
+
+
+def test_sources_of_a_zoo_that_gets_another_beside_it_are_still_followed(web: Served, tmp_path: Path) -> None:
+    link(web, tmp_path / "zoo")
+    with running(Served({"/others/one.safetensors": save(network(0, width=50))}), Listing) as served:
+        link_zoo(f"{served.url}/others/one.safetensors", tmp_path / "zoo", license="MIT")
+        both = [ckptzoo.open(path.parent) for path in (tmp_path / "zoo").glob("*/zoo.json")]
+        assert sorted(zoo["0.weight"][:].shape for zoo in both) == [(1, 50, 4), (4, 200, 4)]
+
+
+def test_headers_are_compared_in_batches_of_bounded_bytes(
+    web: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zoo, batches = link(web, tmp_path / "zoo"), list[int]()
+    in_order = RemoteReferences.in_order
+
+    def noted(self: RemoteReferences, wanted: Any) -> Any:
+        batches.append(len(wanted))
+        return in_order(self, wanted)
+
+    monkeypatch.setattr(RemoteReferences, "in_order", noted)
+    for limit, expected in ((2**20, [4]), (1, [1, 1, 1, 1])):
+        monkeypatch.setattr("ckptzoo.format.referenced_files._PREFETCHED", limit)
+        batches.clear()
+        assert ckptzoo.open(tmp_path / "zoo")["0.weight"][:].tobytes() == zoo["0.weight"][:].tobytes()
+        assert batches[: len(expected)] == expected
+
+
+def test_of_a_torch_file_no_large_member_beside_its_weights_is_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nets").mkdir()
+    path = tmp_path / "nets/net.pt"
+    torch.save({name: torch.from_numpy(np.array(array)) for name, array in network(0, width=200).items()}, path)
+    reader = torch._C.PyTorchFileReader(str(path))  # pyright: ignore
+    records = {name: reader.get_record(name) for name in reader.get_all_records() if "serialization_id" not in name}
+    writer = torch._C.PyTorchFileWriter(str(path))  # pyright: ignore
+    for name, data in {**records, "extra/notes": bytes(3 * 2**20)}.items():
+        if name not in ("version", "byteorder"):
+            writer.write_record(name, data, len(data))
+    writer.write_end_of_file()
+    monkeypatch.setattr("ckptzoo.hub.imports.remote_links.MAX_READ", 2**20)
+    with serving(tmp_path / "nets") as served:
+        with pytest.raises(ZooError, match=r"nets/net\.pt: file: expected at most 1048576 bytes beside its weights"):
+            link_zoo(f"{served.url}/nets/", tmp_path / "zoo", license="MIT")
+        assert served.sent < 2**20
+
+
+def mapped(nbytes: int) -> RemoteMap:
+    files = RemoteReferences("zoo")
+    return RemoteMap.made(files, RangeFile(files, RecordedFile("https://host/net.pt", nbytes, '"1"'), b""), "net.pt")
+
+
+def test_a_map_knows_which_bytes_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite = os.pwrite
+    # as a file system may: less than it was given
+    monkeypatch.setattr(os, "pwrite", lambda file, data, start: pwrite(file, data[:3], start))
+    draw = np.random.default_rng(0)
+    for _ in range(6):
+        file, content, there = mapped(40), draw.bytes(40), np.zeros(40, bool)
+        for _ in range(12):
+            start, stop = np.sort(draw.integers(0, 41, 2)).tolist()
+            file.put(start, content[start:stop]) if stop - start < 12 else None
+            there[start:stop] |= stop - start < 12
+            for first in range(40):
+                for last in range(first + 1, 41):
+                    assert file.has(first, last) == bool(there[first:last].all())
+                    if last == first + 1 and there[first]:
+                        assert file[first:last] == content[first:last]
+
+
+def test_a_full_disk_and_too_many_open_files_name_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(number: int) -> Callable[..., int]:
+        def fail(*_: object) -> int:
+            raise OSError(number, os.strerror(number))
+
+        return fail
+
+    file = mapped(40)
+    monkeypatch.setattr(os, "pwrite", failing(errno.ENOSPC))
+    monkeypatch.setattr(os, "dup", failing(errno.EMFILE))
+    with pytest.raises(ZooError, match=r"https://host/net\.pt: temporary file: .*No space left.*TMPDIR"):
+        file.put(0, b"1")
+    with pytest.raises(ZooError, match=r"https://host/net\.pt: temporary file: .*Too many open files.*ulimit"):
+        mapped(40)
+
+
 def rewritten(zoo: Path, change: Callable[[list[Any]], None]) -> None:
     """Write the references of a zoo of one part anew, with all digests, as its author could."""
     from ckptzoo.format.files import Folder
@@ -334,6 +461,9 @@ def test_addresses_that_no_reference_may_have_are_refused(web: Served, nets: Pat
     with pytest.raises(ZooError, match="a user or a password") as caught:
         link_zoo(good.replace("http://", "http://me:hunter2@"), tmp_path / "zoo", license="MIT")
     assert "hunter2" not in str(caught.value) and not web.seen
+    for wrong in ("http://[x/nets/", "http://[x/net.safetensors?a=1"):
+        with pytest.raises(ZooError, match=r"http://\[x/.*: expected https://host/path"):
+            link_zoo(wrong, tmp_path / "zoo", license="MIT")
     with pytest.raises(ZooError, match="all on this machine or all on others"):
         link_zoo([good, nets], tmp_path / "zoo", license="MIT")
     with pytest.raises(ZooError, match="https://, hf:// or s3://"):
@@ -466,6 +596,15 @@ def test_a_zoo_is_published_where_everybody_can_read_its_files(web: Served, hub:
     link(web, tmp_path / "zoo")
     token: dict[str, Any] = {"endpoint": hub.url, "token": hub.tokens["write"]}
     with pytest.raises(ZooError, match=r"got one that refers to http://127.*ckptzoo materialize"):
+        ckptzoo.push(tmp_path / "zoo", "lab/zoo", **token)
+
+    def shout(listed: list[Any]) -> None:
+        for at, item in enumerate(listed):
+            remote = item.remote._replace(address=item.remote.address.replace("http://", "HTTP://"))
+            listed[at] = item._replace(remote=remote)
+
+    rewritten(tmp_path / "zoo", shout)
+    with pytest.raises(ZooError, match=r"got one that refers to HTTP://127.*ckptzoo materialize"):
         ckptzoo.push(tmp_path / "zoo", "lab/zoo", **token)
     with pytest.raises(ZooError, match="expected one that fits a branch or a tag"):
         link_zoo("hf://lab/run0@epoch*", tmp_path / "b/zoo", license="MIT", **token)

@@ -181,7 +181,7 @@ def _hub_file(text: str, path: str) -> HubAddress:
     if found is None or not found.folder or not {"", ".", ".."}.isdisjoint(found.folder.split("/")):
         raise _no_file(text, "hf://org/model@commit/path/file", "another")
     if not _COMMIT.fullmatch(found.revision):
-        got = "none" if found.revision == MAIN else found.revision
+        got = found.revision if "@" in path else "none"
         step = "Write the commit, of 40 digits, that the branch or tag is now: the file behind a name may change."
         raise ZooError(Problem(text, "revision", "a commit", got, step))
     return found

@@ -116,6 +116,7 @@ BODIES: dict[str, Any] = {
 def asked(server: Hosted, route: Any, repository: str, role: str | None) -> tuple[int, str]:
     """Status and body of an answer, in which the repository's name is replaced."""
     address = route.pattern.pattern.replace("\\.git", ".git")
+    address = address.replace("(?:read|write)", "read")
     address = re.sub(r"\(\?:\(\?P<prefix>[^)]*\)/\)\?", "datasets/", address)
     for name, value in {**PIECES, "id": repository}.items():
         address = re.sub(rf"\(\?P<{name}>[^)]*\)", value, address)

@@ -48,7 +48,7 @@ NEEDS: dict[str, Any] = {
     "discussions.edit_comment": OWN, "discussions.hide_comment": OWN_OR_WRITE, "discussions.rename": OWN_OR_WRITE,
     "discussions.change_status": OWN_OR_WRITE, "discussions.merge_pull": WRITE, "content.resolve": READ,
     "uploads.batch": CONTRIBUTE, "uploads.verify": CONTRIBUTE, "content.blob": NEVER, "uploads.receive": NEVER,
-    "uploads.receive_part": NEVER, "uploads.join": NEVER, "zoos.listing": ANYBODY, "html.style": ANYBODY,
+    "uploads.receive_part": NEVER, "uploads.join": NEVER, "uploads.xet_token": ANYBODY, "zoos.listing": ANYBODY, "html.style": ANYBODY,
     "html.icon": ANYBODY, "signing_in.sign_in": ANYBODY, "signing_in.sign_in_with_token": NEVER,
     "signing_in.link": NEVER, "signing_in.use_link": NEVER, "signing_in.sign_out": ANYBODY,
     "signing_in.oidc_start": NEVER, "signing_in.oidc_callback": NEVER, "settings.own_tokens": VALID,
@@ -206,6 +206,7 @@ def request_of(route: Route, place: str, comment: str, number: int) -> tuple[str
     pieces["path"] = "d" if handler in ("tree", "files") else "a.txt"
     pieces["name"] = {"create_branch": "new", "delete_branch": "old", "delete_tag": "old"}.get(handler, "main")
     address = re.sub(r"^/\(\?![^)]*\)|\(\?![^)]*\)", "/", route.pattern.pattern).replace("\\.git", ".git")
+    address = address.replace("(?:read|write)", "read")
     address = re.sub(r"\(\?:\(\?P<prefix>[^)]*\)/\)\?", "datasets/", address).replace("//", "/")
     for name, value in pieces.items():
         address = re.sub(rf"\(\?P<{name}>[^)]*\)", value, address)

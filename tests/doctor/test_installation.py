@@ -77,6 +77,7 @@ def test_a_gpu_is_named() -> None:
     assert check.outcome == OK and torch.cuda.get_device_name(0) in check.detail and "driver" in check.detail
 
 
+@pytest.mark.exhaustive
 def test_another_package_named_builders_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Found before ours, in the current folder, without recipes, and with files among ours."""
     own = Path(ckptzoo.__file__).parents[1] / "builders"

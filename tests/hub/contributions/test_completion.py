@@ -55,6 +55,7 @@ def proposed(tamper: Tamper, seed: int = 50, number: int = 3) -> int:
     )
 
 
+@pytest.mark.exhaustive
 def test_figures_that_were_measured_are_kept_with_who_measured_them(tamper: Tamper, tmp_path: Path) -> None:
     published(tamper)
     found = tamper.review(proposed(tamper))

@@ -110,6 +110,7 @@ def test_a_zoo_of_a_loop_is_contributed_to_and_reviewed(say: Say, server: Hosted
     assert len(ckptzoo.open(REPO, endpoint=server.url).having("aligned-nearest")) == 13
 
 
+@pytest.mark.exhaustive
 def test_variants_that_a_merge_made_without_checks_are_named_and_counted(say: Say, server: Hosted) -> None:
     with ckptzoo.create("loop", arch=net(0)) as writer:
         for seed in range(3):

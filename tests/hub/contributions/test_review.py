@@ -62,6 +62,7 @@ def test_a_merge_brings_page_and_snapshot_up_to_date(tamper: Tamper, tmp_path: P
     assert len(server.request_log.entries) - before <= 6
 
 
+@pytest.mark.exhaustive
 def test_a_page_that_cannot_be_made_does_not_undo_a_merge(
     tamper: Tamper, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

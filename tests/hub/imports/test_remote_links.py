@@ -508,6 +508,7 @@ def killed(run: Callable[[], object], seconds: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_kills_of_link_and_materialize_lose_and_double_nothing(
     web: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

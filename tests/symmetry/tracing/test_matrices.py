@@ -320,6 +320,7 @@ def stories() -> tuple[Llama, dict[str, np.ndarray]]:
 @pytest.mark.skipif(not SAMPLE.is_file(), reason="no sample")
 @pytest.mark.parametrize(("dtype", "bound"), [(np.float64, 1e-11), (np.float32, 1e-5)])
 @pytest.mark.sampled(2)
+@pytest.mark.exhaustive
 def test_disguises_of_a_trained_llama(dtype: type, bound: float) -> None:
     module, state = stories()
     module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})

@@ -48,7 +48,7 @@ NEEDS: dict[str, Any] = {
     "discussions.edit_comment": OWN, "discussions.hide_comment": OWN_OR_WRITE, "discussions.rename": OWN_OR_WRITE,
     "discussions.change_status": OWN_OR_WRITE, "discussions.merge_pull": WRITE, "content.resolve": READ,
     "uploads.batch": CONTRIBUTE, "uploads.verify": CONTRIBUTE, "content.blob": NEVER, "uploads.receive": NEVER,
-    "uploads.receive_part": NEVER, "uploads.join": NEVER, "uploads.xet_token": ANYBODY, "zoos.listing": ANYBODY, "html.style": ANYBODY,
+    "uploads.receive_part": NEVER, "uploads.join": NEVER, "uploads.xet_token": READ, "zoos.listing": ANYBODY, "html.style": ANYBODY,
     "html.icon": ANYBODY, "signing_in.sign_in": ANYBODY, "signing_in.sign_in_with_token": NEVER,
     "signing_in.link": NEVER, "signing_in.use_link": NEVER, "signing_in.sign_out": ANYBODY,
     "signing_in.oidc_start": NEVER, "signing_in.oidc_callback": NEVER, "settings.own_tokens": VALID,

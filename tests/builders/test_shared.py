@@ -360,6 +360,7 @@ def test_the_status_is_shown_until_all_is_done(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of the client library itself
 @pytest.mark.usefixtures("isolated_clients")
+@pytest.mark.exhaustive
 def test_a_merge_publishes_part_by_part(tmp_path: Path, whole: ckptzoo.Zoo) -> None:
     """A program of its own, which merges whenever it is given a token: huggingface_hub reads its address once."""
     path = tmp_path / "zoo"

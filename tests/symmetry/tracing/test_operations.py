@@ -224,6 +224,7 @@ def test_a_vector_reads_channels() -> None:
     assert count(checked_trace(module, STEPS).symmetry).dimensions == 4
 
 
+@pytest.mark.exhaustive
 def test_experts_that_the_best_rows_are_routed_to() -> None:
     """The gate and its experts stay in order, whose units are of one kind as their results are added."""
     found = count(trace(Experts(), STEPS[0]).symmetry)

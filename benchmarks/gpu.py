@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STAGES = ("facts", "tests", "optunets", "optunet", "resnet", "resnets")
 TRAINING = ("optunets", "resnets")
 MEASURING_SHARE = 0.8
-"""Of the time, where ResNets are trained in the same call."""
+"""The share of the time after which measuring stops where ResNets are trained in the same call."""
 _EARLY, _SAVING, _PACKING = 20.0, 10.0, 4.0
 """Seconds: how early the whole ends, what a stage has to save its state, and what packing takes."""
 _LOG_BYTES = 2**20

@@ -19,7 +19,7 @@ _PREPRINT = re.compile(r"arXiv[: ](\d{4}\.\d{4,5})")
 _COMMAND = re.compile(r"^ckptzoo (?:import|link) ((?:https|hf)://\S+)", re.MULTILINE)
 _REPOSITORY = re.compile(r"hf://(?P<name>(?:datasets/)?[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?(?:/(?P<path>.+))?")
 _EXAMPLES = ("https://host/", "hf://org/", "hf://datasets/org/")
-"""What stands for an address in a command."""
+"""A placeholder for an address in a command."""
 
 
 def addresses(text: str) -> Iterator[str]:

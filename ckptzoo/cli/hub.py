@@ -332,7 +332,7 @@ def materialize(
             "--follow",
             metavar="PLACE",
             help="Of a zoo that was not linked here: the folder of its files; public for public servers by https and "
-            "the hub with your token; or a server, http://host.  [default: as ckptzoo link was told]",
+            "the hub with your token; or a server, http://host.  [default: what ckptzoo link recorded here]",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -147,12 +147,12 @@ def link(sources: list[str], **options: Any) -> None:
     """
     from ckptzoo.hub.imports import link_zoo
 
-    afar = [source for source in sources if "://" in source or source.lower().endswith(".txt")]
+    remote = [source for source in sources if "://" in source or source.lower().endswith(".txt")]
     for source in sources:
-        if source not in afar:
+        if source not in remote:
             _bring(link_zoo, source, **options)
-    if afar:
-        _bring(link_zoo, afar if len(afar) > 1 else afar[0], **options)
+    if remote:
+        _bring(link_zoo, remote if len(remote) > 1 else remote[0], **options)
 
 
 _Source = Annotated[

@@ -124,6 +124,22 @@ def unseal(data: bytes, *, location: str) -> tuple[Document, str]:
     return value, expected
 
 
+def unseal_kind(data: bytes, kind: str, *, location: str, keys: Sequence[str] | None = None) -> Document:
+    """Parse a sealed document of one kind, as ``unseal``, that has these keys where they are given. Raises
+    ``IntegrityError`` if it is damaged, of another kind or version, or has other keys.
+    """
+    content, _ = unseal(data, location=location)
+    found = (content.get("format"), content.get("kind"))
+    if found != (FORMAT, kind):
+        raise _damaged(location, "format and kind", f"{FORMAT!r}, {kind!r}", repr(found)[:160])
+    if content.get("version") != VERSION:
+        got, step = repr(content.get("version"))[:160], "Upgrade ckptzoo to read it."
+        raise IntegrityError(Problem(location, "format version", str(VERSION), got, step))
+    if keys is not None and set(content) != set(keys):
+        raise _damaged(location, "fields", ", ".join(keys), repr(sorted(content))[:160])
+    return content
+
+
 def parse(data: bytes, *, location: str, max_bytes: int = MAX_BYTES) -> Document:
     """Parse an untrusted JSON object: bounded size and depth, no duplicate keys, no NaN."""
     if len(data) > max_bytes:

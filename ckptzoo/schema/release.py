@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.schema import layout
-from ckptzoo.schema.documents import REFETCH, Document, seal, unseal
+from ckptzoo.schema.documents import REFETCH, Document, seal, unseal_kind
 
 KIND = "release"
 STABLE = "stable"
@@ -81,17 +81,11 @@ def encode(release: Release) -> bytes:
 
 def decode(data: bytes, *, location: str) -> Release:
     """Read the document of a release, which may be anyone's; raises ``IntegrityError`` if it is damaged, or none."""
-    content, _ = unseal(data, location=location)
+    content = unseal_kind(data, KIND, location=location, keys=_FIELDS)
 
-    def wrong(what: str, expected: str, got: object, step: str = REFETCH) -> NoReturn:
-        raise IntegrityError(Problem(location, what, expected, repr(got)[:160], step))
+    def wrong(what: str, expected: str, got: object) -> NoReturn:
+        raise IntegrityError(Problem(location, what, expected, repr(got)[:160], REFETCH))
 
-    if (content.get("format"), content.get("kind")) != (layout.FORMAT, KIND):
-        wrong("format and kind", f"{layout.FORMAT!r}, {KIND!r}", (content.get("format"), content.get("kind")))
-    if content.get("version") != layout.VERSION:
-        wrong("format version", str(layout.VERSION), content.get("version"), "Upgrade ckptzoo to read it.")
-    if set(content) != set(_FIELDS):
-        wrong("fields", ", ".join(_FIELDS), sorted(content))
     if wrongly := [name for name in _FIELDS[3:] if not isinstance(content[name], str)]:
         wrong(wrongly[0], "a text", content[wrongly[0]])
     try:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, cast
 
 from ckptzoo.errors import IntegrityError, Problem, SpecError
 from ckptzoo.schema import layout
-from ckptzoo.schema.documents import REFETCH, Document, digest_of, seal, unseal
+from ckptzoo.schema.documents import REFETCH, Document, digest_of, seal, unseal_kind
 from ckptzoo.schema.metadata import MAX_ID
 
 KIND = "reproduction"
@@ -93,17 +93,11 @@ def encode(mark: Reproduction) -> bytes:
 
 def decode(data: bytes, *, location: str) -> Reproduction:
     """Read the document of a mark, which may be anyone's; raises ``IntegrityError`` if it is damaged, or none."""
-    content, _ = unseal(data, location=location)
+    content = unseal_kind(data, KIND, location=location, keys=_FIELDS)
 
-    def wrong(what: str, expected: str, got: object, step: str = REFETCH) -> NoReturn:
-        raise IntegrityError(Problem(location, what, expected, repr(got)[:160], step))
+    def wrong(what: str, expected: str, got: object) -> NoReturn:
+        raise IntegrityError(Problem(location, what, expected, repr(got)[:160], REFETCH))
 
-    if (content.get("format"), content.get("kind")) != (layout.FORMAT, KIND):
-        wrong("format and kind", f"{layout.FORMAT!r}, {KIND!r}", (content.get("format"), content.get("kind")))
-    if content.get("version") != layout.VERSION:
-        wrong("format version", str(layout.VERSION), content.get("version"), "Upgrade ckptzoo to read it.")
-    if set(content) != set(_FIELDS):
-        wrong("fields", ", ".join(_FIELDS), sorted(content))
     if wrongly := [name for name in ("zoo", "by", "created") if not isinstance(content[name], str)]:
         wrong(wrongly[0], "a text", content[wrongly[0]])
     on: object = content["on"]

@@ -21,7 +21,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("card
 LEFTOVER = re.compile(
     r"\]\(|\]\[|--8<--|\{%|\{:|\{ ?[.#]\w|^!!! |^\?\?\? |^::: |^=== \"|<!--|-->|^\[\w[\w ]*\]: ", re.MULTILINE
 )
-"""What is no longer there where a construct was understood: links, inclusions, admonitions, directives, comments."""
+"""Marks that show where a construct was not understood: links, inclusions, admonitions, directives, comments."""
 INCLUSION = re.compile(r'^--8<-- ?"', re.MULTILINE)
 COMMENT = re.compile(r"<!--(?!-?>)(?:[^-]|-[^-])*-->")
 """A comment within a paragraph, as every version of CommonMark reads it."""
@@ -29,7 +29,7 @@ ELSEWHERE = ("https://", "http://", "mailto:")
 
 
 class Shown(NamedTuple):
-    """What a page comes to: the texts that are shown, comments in paragraphs, addresses, and what can be linked to."""
+    """A rendered page: the texts that are shown, comments in paragraphs, addresses, and targets of links."""
 
     texts: list[str]
     comments: list[str]
@@ -108,7 +108,7 @@ def page_at(path: Path) -> Shown:
 
 
 def problems(path: Path, page: Shown) -> list[str]:
-    """What a reader of the page on a git host would stumble over."""
+    """Return what is wrong with the page on a git host."""
     found = [text for text in page.texts if LEFTOVER.search(text)]
     found += [comment for comment in page.comments if not COMMENT.fullmatch(comment)]
     for link in page.links:

@@ -8,9 +8,9 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.text import counted
 
 MAX_BYTES = 16 * 2**20
-"""Weights of a zoo whose members are tested."""
+"""The most bytes of weights of a zoo whose members are tested."""
 MIN_PAIRS = 8
-"""Pairs without which nothing is said."""
+"""The least number of pairs that are tested."""
 
 
 def independence_section(zoo: Zoo) -> str:

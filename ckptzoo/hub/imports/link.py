@@ -138,18 +138,18 @@ def _opened(
     places = [
         _normal(place) if isinstance(place, str) else place for place in resolved(given, endpoint=endpoint, token=token)
     ]
-    afar = [place for place in places if not isinstance(place, str) or "://" in place]
-    if not afar:
+    remote = [place for place in places if not isinstance(place, str) or "://" in place]
+    if not remote:
         if len(places) > 1:
             step = "Link one after the other into the same zoo."
             raise ZooError(Problem("link", "sources", "one folder or file on this machine", str(len(places)), step))
         path = Path(str(places[0]))
         return open_mapped(path), partial(LinkedZoos, path)
-    if len(afar) < len(places):
+    if len(remote) < len(places):
         step = "Link one after the other into the same zoo."
         got = "some on this machine and some on others"
         raise ZooError(Problem("link", "sources", "all on this machine or all on others", got, step))
-    texts = [place for place in afar if isinstance(place, str)]
+    texts = [place for place in remote if isinstance(place, str)]
     named = sorted({_server(text) for text in texts if text.lower().startswith(("http://", "https://"))})
     files = stack.enter_context(RemoteReferences(zoo, servers=named, endpoint=endpoint, token=token))
     ahead = LinkedFiles(files)

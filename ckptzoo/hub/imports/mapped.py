@@ -56,7 +56,7 @@ class MappedFile(mmap.mmap):
     forms: dict[int, tuple[str, int]]
     _bases: list[int]
     _file = -1
-    is_afar = False
+    is_remote = False
     """Whether numbers are fetched from another machine when they are looked at."""
 
     @classmethod
@@ -153,14 +153,14 @@ def mapped_file(array: NDArray[Any]) -> MappedFile | None:
 def is_compared(array: NDArray[Any]) -> bool:
     """Whether an array is compared with others of its file: not a large one on another machine."""
     file = mapped_file(array)
-    return file is None or not file.is_afar or array.nbytes <= COMPARED_BYTES
+    return file is None or not file.is_remote or array.nbytes <= COMPARED_BYTES
 
 
 def fetch_heads(arrays: Iterable[NDArray[Any]]) -> None:
     """Fetch the first numbers of arrays in files on other machines, which are looked at next, by few requests."""
     spans = dict[int, tuple[MappedFile, list[tuple[int, int]]]]()
     for array in arrays:
-        if (file := mapped_file(array)) is not None and file.is_afar:
+        if (file := mapped_file(array)) is not None and file.is_remote:
             start = address_of(array) - file.address
             spans.setdefault(id(file), (file, []))[1].append((start, start + min(HEAD_NUMBERS, array.nbytes)))
     for file, wanted in spans.values():

@@ -71,7 +71,7 @@ class RemoteMap(MappedFile):
     """
 
     recorded: RecordedFile
-    is_afar = True
+    is_remote = True
     _files: RemoteReferences
     _there: list[int]
     _lock: threading.Lock

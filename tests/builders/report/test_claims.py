@@ -1,4 +1,4 @@
-"""What papers say beside what is measured: verdicts are computed, and every published figure has its table and cell."""
+"""Claims of papers beside figures: verdicts are computed, and every published figure has its table and cell."""
 
 from dataclasses import replace
 

@@ -27,7 +27,7 @@ def pulled(name: str, folder: Path, where: str, to: str | None = None) -> Path:
 
 
 def rows(page: Path) -> list[str]:
-    """What stands in the column of our figures."""
+    """Return the texts of the column of our figures."""
     return [unescape(text) for text in re.findall(r'<td data-name="here">(.*?)</td>', page.read_text(), re.DOTALL)]
 
 

@@ -1,4 +1,4 @@
-"""What a page says of the independence of members, and of which zoos."""
+"""The section of a page on the independence of members, and the zoos that have one."""
 
 from pathlib import Path
 from typing import Any

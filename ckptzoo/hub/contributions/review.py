@@ -33,8 +33,8 @@ from ckptzoo.hub.contributions.open_requests import check_open_requests
 from ckptzoo.hub.contributions.rebuilding import REBUILT, ConfinedRebuild
 from ckptzoo.hub.contributions.report import (
     MAX_TEXT,
-    Check,
     CheckpointSummary,
+    ReviewCheck,
     check_result,
     checks_markdown,
     failures,
@@ -115,7 +115,7 @@ class Review(PrintedResult, JsonFields, derived=("passed",), named={"entries": "
     parts: tuple[str, ...] = ()
     nbytes: int = 0
     entries: tuple[CheckpointSummary, ...] = ()
-    checks: tuple[Check, ...] = ()
+    checks: tuple[ReviewCheck, ...] = ()
     merged: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -190,7 +190,7 @@ class Changes:
     def nbytes(self) -> int:
         return sum(stored.size for stored in self.files.values())
 
-    def check(self) -> Check:
+    def check(self) -> ReviewCheck:
         """Check that files of new parts are added, and nothing else changes."""
         wrong = [f"{excerpt(name, 120)} is changed" for name in self.changed]
         wrong += [f"{excerpt(name, 120)} is deleted" for name in self.deleted]
@@ -203,7 +203,7 @@ class Changes:
             wrong.append("no new part")
         return check_result("changes", wrong, f"{counted(len(self.parts), 'new part')} and nothing else")
 
-    def check_sizes(self, limit: int) -> Check:
+    def check_sizes(self, limit: int) -> ReviewCheck:
         """Check that no more has to be fetched than ``limit`` bytes, and no large table."""
         wrong: list[str] = []
         for name, stored in self.files.items():
@@ -215,7 +215,7 @@ class Changes:
             wrong.append(f"{len(self.parts):,} parts, at most {MAX_PARTS} are read")
         return check_result("sizes", wrong, size(self.nbytes))
 
-    def check_order(self) -> Check:
+    def check_order(self) -> ReviewCheck:
         """Check that the new parts have the next numbers, of the zoo as it is or as it was at their first commit."""
         parts = _parts_of(self.main)
         try:
@@ -238,7 +238,7 @@ class Changes:
             if before
             else "after the parts that are there"
         )
-        return Check("order", "passed", position)
+        return ReviewCheck("order", "passed", position)
 
 
 def _parts_of(listing: RevisionListing) -> list[str]:
@@ -398,7 +398,7 @@ def review(
     result = Review(repo, number, discussion.title, discussion.author, discussion.status, discussion.url)
     if discussion.revision is None or discussion.status not in ("open", "draft"):
         got = discussion.status if discussion.revision is not None else "a discussion without changes"
-        return replace(result, checks=(Check("open", "failed", f"expected an open pull request, it is {got}"),))
+        return replace(result, checks=(ReviewCheck("open", "failed", f"expected an open pull request, it is {got}"),))
     changes = compare(client, repo, number)
     if merge:
         _require_merging(client, repo, changes.main.role)
@@ -464,7 +464,7 @@ def review(
 
 
 def _checked(
-    result: Review, changes: Changes, checks: tuple[Check, ...], entries: tuple[CheckpointSummary, ...]
+    result: Review, changes: Changes, checks: tuple[ReviewCheck, ...], entries: tuple[CheckpointSummary, ...]
 ) -> Review:
     """Return the result with the commits that were compared and the outcome of their checks."""
     return replace(
@@ -490,9 +490,9 @@ def _require_merging(client: Client, repo: str, role: str | None) -> None:
         raise HubError(Problem(client.address(repo), "token", "one that may merge", got, step))
 
 
-def _check_conflicts(discussion: Discussion) -> Check:
+def _check_conflicts(discussion: Discussion) -> ReviewCheck:
     conflicts = ", ".join(discussion.conflicts[:4])
-    return Check(
+    return ReviewCheck(
         "merge", "failed" if conflicts else "passed", f"conflicts in {conflicts}" if conflicts else "no conflicts"
     )
 
@@ -530,7 +530,7 @@ def _merge(result: Review, client: Client, changes: Changes) -> Review:
     ]
     if moved:
         detail = f"{' and '.join(moved)} moved on during the review; review it again"
-        return replace(result, checks=(*result.checks, Check("merged", "failed", detail)))
+        return replace(result, checks=(*result.checks, ReviewCheck("merged", "failed", detail)))
     comment = f"Reviewed at {result.head}: {len(result.checks)} checks, none failed."
     # ckptzoo serve refuses to merge others; huggingface.co takes no such condition, hence the looks before and behind
     expected = {"expected_head": result.head, "expected_target": result.main}
@@ -538,7 +538,7 @@ def _merge(result: Review, client: Client, changes: Changes) -> Review:
         commit = client.pull_requests.merge(result.repository, result.number, comment, **expected)
     except RaceError:
         detail = "the pull request or the zoo moved on during the review; review it again"
-        return replace(result, checks=(*result.checks, Check("merged", "failed", detail)))
+        return replace(result, checks=(*result.checks, ReviewCheck("merged", "failed", detail)))
     merged, reviewed = client.files(result.repository), {**changes.main.files, **changes.files}
     # a commit may arrive behind the look at the heads: nothing but what was reviewed may be there
     wrong = sorted(name for name in merged.keys() | reviewed.keys() if merged.get(name) != reviewed.get(name))

@@ -51,6 +51,7 @@ from ckptzoo.hub.contributions.run_checks import (
 )
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target, write_documents
 from ckptzoo.loader.rebuilding import MAX_SECONDS
+from ckptzoo.loader.zoo import Zoo
 from ckptzoo.remote import open_remote
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
@@ -413,20 +414,9 @@ def review(
             evaluators = EvaluatorPool(target.zoo.arch, module, data, own)
             report = _check_parts(client, result, changes, target, folder, evaluators, progress)
             if report.zoo is not None:
-                copied = {entry.id for entry in report.entries if entry.copy is not None}
-                near = check_near_copies(
-                    report.zoo,
-                    target,
-                    without=copied,
-                    network=network,
-                    data=data,
-                    own=own,
-                    accepted=accept_near_copies,
-                    progress=None if progress is None else partial(progress, "comparing"),
-                )
-                starts = check_independence(report.zoo, target, without=copied)
-                further = (near,) if starts is None else (near, starts)
-                report = replace(report, checks=(*report.checks, *further))
+                comparing = None if progress is None else partial(progress, "comparing")
+                near = partial(check_near_copies, network=network, data=data, own=own, accepted=accept_near_copies)
+                report = _compare_weights(report, report.zoo, target, partial(near, progress=comparing))
             if report.zoo is not None and rebuild:
                 confined = ConfinedRebuild(rebuild, data, rebuild_seconds)
                 rebuilt_check, rebuilt = confined.carry_out(folder)
@@ -461,6 +451,15 @@ def review(
             step = f"Bring them up to date with ckptzoo card {repo}."
             notes = (f"merged, but the page and the snapshot are as they were: {error} {step}",)
     return replace(result, notes=notes)
+
+
+def _compare_weights(
+    report: CheckReport, submitted: Zoo, target: TargetZoo, near_copies: Callable[..., ReviewCheck]
+) -> CheckReport:
+    """Return the report with checks of what the new weights have in common with those that are there."""
+    copied = {entry.id for entry in report.entries if entry.copy is not None}
+    near, starts = near_copies(submitted, target, without=copied), check_independence(submitted, target, without=copied)
+    return replace(report, checks=(*report.checks, near, *(() if starts is None else (starts,))))
 
 
 def _checked(

@@ -16,6 +16,7 @@ from ckptzoo.cli.exits import (
     code_of,
     described,
     named,
+    print_line,
     sentence,
     showing_warnings,
     stopping_imports,
@@ -96,5 +97,5 @@ def _failed(error: Exception) -> int:
 
 
 def _complain(kind: str, text: str, code: int) -> int:
-    print(f"builders: {kind}: {' '.join(text.split())}", file=sys.stderr)
+    print_line("builders", kind, text)
     return code

@@ -117,15 +117,21 @@ def listed() -> str:
     return "\n".join(f"  {outcome.code:>3}  {outcome.meaning}" for outcome in OUTCOMES)
 
 
+def print_line(program: str, kind: str, text: str) -> None:
+    """Print one line on the standard error."""
+    from ckptzoo.text import printable
+
+    print(f"{program}: {kind}: {printable(' '.join(text.split()))}", file=sys.stderr)
+
+
 @contextmanager
 def showing_warnings(program: str) -> Iterator[None]:
     """Print warnings as lines of ``program`` on the standard error."""
-    from ckptzoo.text import printable
 
     def show(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
     ) -> None:
-        print(f"{program}: warning: {printable(' '.join(str(message).split()))}", file=sys.stderr)
+        print_line(program, "warning", str(message))
 
     with warnings.catch_warnings():
         # by default Python shows a warning of one line of code only once a process

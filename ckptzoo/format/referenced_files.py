@@ -245,7 +245,7 @@ class ReferencedFiles:
                     self.location(piece),
                     "file",
                     "safetensors, in a zoo of others",
-                    layout.form if is_whole else "a part",
+                    layout.form if layout.form != SAFETENSORS else "a part of a file",
                     step,
                 )
             )

@@ -1,5 +1,6 @@
 """Some checkpoints of an opened zoo: their metadata, and their rows in every variant."""
 
+import re
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -172,6 +173,13 @@ class Selection:
         except UnknownNameError as error:
             raise (self.absent_column(error.name) if error.kind == "column" else error) from None
         own = [name for name in columns_in(condition, schema.names) if name not in within]
+        # a condition that asks for unknown values, as in `finite is None or finite`, decides about them
+        if (
+            "finite" in own
+            and self.contents.identity.references
+            and not re.search(r"is_(null|valid)\(finite\b", str(condition))
+        ):
+            self._require_finite_known()
         found = [np.empty(0, np.int64)]
         try:
             for start, run in self.runs(own or ["finite"]):
@@ -183,6 +191,17 @@ class Selection:
             fault = unfit(condition, error, schema)
             raise (self.absent_column(fault.name) if isinstance(fault, UnknownNameError) else fault) from error
         return np.concatenate(found)
+
+    def _require_finite_known(self) -> None:
+        """Raise ZooError where the zoo refers to weights that nobody has read yet."""
+        unknown = sum(run["finite"].null_count for _, run in self.runs(["finite"]))
+        if unknown:
+            got = f"none for {unknown:,} of {len(self.rows):,}, whose weights were not read yet"
+            step = (
+                f"Run ckptzoo verify {self.contents.files.here or self.name}, which reads all of them once; "
+                "or write finite is None or finite."
+            )
+            raise ZooError(Problem(self.name, "column 'finite'", "a value of each checkpoint", got, step))
 
     def absent_column(self, name: str) -> UnknownNameError:
         """The error to raise for a column that is not there, which may be the name of a value within ``extra``."""

@@ -28,7 +28,8 @@ from ckptzoo.hub.imports.choice import AUTO
 from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.mapped import MappedFile, address_of, mapped_file, open_mapped
 from ckptzoo.hub.imports.outlines import outline
-from ckptzoo.hub.imports.remote_links import READ_STORAGE, LinkedFiles, RemoteMap, open_linked
+from ckptzoo.hub.imports.remote_links import LinkedFiles, open_linked
+from ckptzoo.hub.imports.remote_maps import READ_STORAGE, RemoteMap
 from ckptzoo.hub.imports.report import ImportResult
 from ckptzoo.hub.imports.run import Importer, bring
 from ckptzoo.hub.imports.same_architecture import Saved, Tensors
@@ -98,7 +99,8 @@ def link_zoo(
     them. That the zoo may follow its references to ``source`` is recorded for this user, outside of the zoo. A file
     that changes later is an error that names it. On other machines a server that is named here may have any address
     and speak http; every other one that is asked, by a redirect, has to be public and to speak https. Addresses with a
-    password, a signature or a token are refused. Only files of safetensors and of ``torch.save`` are linked there.
+    password, a signature or a token are refused. Members of archives,
+    and files of ``torch.save`` before 1.6, are not linked there.
 
     Examples
     --------

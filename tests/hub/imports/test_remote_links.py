@@ -26,10 +26,11 @@ from ckptzoo.errors import AbsentError, IntegrityError, RemoteError, ZooError
 from ckptzoo.format.digests import reference_summary
 from ckptzoo.format.sources import remembered_servers
 from ckptzoo.hub.imports import import_zoo, link_zoo
-from ckptzoo.hub.imports.remote_links import RemoteMap
+from ckptzoo.hub.imports.remote_maps import RemoteMap
 from ckptzoo.remote.referenced import RangeFile, RecordedFile, RemoteReferences
-from tests.hub.imports.test_link import fill, state, tree_of
+from tests.hub.imports.test_link import fill, gguf, npz, packed_arrays, state, tree_of
 from tests.remote.test_referenced import Tagged
+from tests.support.container_files import gguf_file
 from tests.support.effort import examples
 from tests.support.hosted import Hosted, hosted, push
 from tests.support.hub_clients import isolate_clients
@@ -97,6 +98,25 @@ def fill_with_torch(folder: Path, seed: int) -> None:
         save_torch(path, state(draw, tensors), number)
 
 
+def fill_with_arrays(folder: Path, seed: int) -> None:
+    """Archives of numpy, or files of ggml, whose tensors are floats."""
+    draw = np.random.default_rng(seed)
+    shapes = [(), (3,), (5, 2, 2), (300, 70), (0, 4), (200, 200)]
+    tensors = {f"fc{at}.weight": ("float32", shapes[draw.integers(6)]) for at in range(draw.integers(1, 6))}
+    tensors |= {"last.bias": ("float16", (4,)), "last.weight": ("float32", (4, 700))}
+    for number in range(draw.integers(1, 5)):
+        path = folder / f"seed{number}" / ("net.npz" if seed % 2 else "net.gguf")
+        path.parent.mkdir(parents=True)
+        content = state(draw, tensors)
+        if seed % 2:
+            np.savez(path, **content)  # pyright: ignore[reportArgumentType]
+        else:
+            path.write_bytes(gguf_file(content))
+
+
+FILLS = (fill_with_torch, fill, fill_with_arrays)
+
+
 @settings(max_examples=examples(40, 2))
 @given(seed=st.integers(0, 2**32), validator=st.sampled_from(["strong", "weak", "date"]))
 def test_what_is_read_is_what_an_import_holds(
@@ -105,7 +125,7 @@ def test_what_is_read_is_what_an_import_holds(
     root = tmp_path_factory.mktemp("remote")
     with pytest.MonkeyPatch.context() as patched:
         isolate_clients(root, patched)
-        (fill if seed % 3 else fill_with_torch)(root / "nets", seed)
+        FILLS[seed % 3](root / "nets", seed)
         import_zoo(root / "nets", root / "b/zoo", license="MIT")
         held = ckptzoo.open(root / "b/zoo")
         with serving(root / "nets", validator=validator) as served:
@@ -154,6 +174,40 @@ def test_linking_asks_for_headers_alone_and_for_each_once(web: Served, tmp_path:
     assert zoo["fc.weight"][:].nbytes == 20 * 800 * 800 * 4
     # the second link asked for the same heads again, to know whether the files are the same
     assert web.sent - before <= 21 * 65536 + 20 * 800 * 800 * 4
+
+
+def test_of_arrays_and_files_of_ggml_what_says_where_tensors_are_is_fetched(tmp_path: Path) -> None:
+    (tmp_path / "nets").mkdir()
+    for number, form in enumerate((npz, npz, gguf, gguf)):
+        form(tmp_path / "nets", number, network(number, width=40_000))
+    # arrays behind one another, as Equinox writes them, the first one in place of a line of settings
+    for number in range(2):
+        (tmp_path / "trees").mkdir(exist_ok=True)
+        with (tmp_path / f"trees/{number}.eqx").open("wb") as file:
+            file.write(b'{"width": 40000}\n')
+            for array in network(number, width=40_000).values():
+                np.save(file, array)
+    for folder in ("nets", "trees"):
+        import_zoo(tmp_path / folder, tmp_path / f"held-{folder}", license="MIT")
+        held = ckptzoo.open(tmp_path / f"held-{folder}")
+        with serving(tmp_path / folder) as served:
+            zoo = link(served, tmp_path / f"zoo-{folder}")
+            files = [path.stat().st_size for path in (tmp_path / folder).iterdir()]
+            assert min(files) > 2**20 and served.sent < 2**17 * len(files)
+            before = served.sent
+            name = held.arch.names[0]
+            assert zoo.ids == held.ids and zoo[name][:].tobytes() == held[name][:].tobytes()
+            assert served.sent - before <= held[name][:].nbytes
+            assert all(zoo[name][:].tobytes() == held[name][:].tobytes() for name in held.arch.names)
+    # what cannot lie as it is in memory is named, and little of it is fetched
+    (tmp_path / "odd").mkdir()
+    packed_arrays(tmp_path / "odd")
+    (tmp_path / "odd/cut.gguf").write_bytes((tmp_path / "nets/2.gguf").read_bytes()[:90])
+    with serving(tmp_path / "odd") as served:
+        done = link_zoo(f"{served.url}/nets/", tmp_path / "zoo-odd", license="MIT", skip_bad=True)
+        problems = {item["file"]: item["problem"] for item in done.skipped}
+        assert "'0.weight.npy', which is packed. Copy the file with ckptzoo import" in problems["odd.npz"]
+        assert "header: expected" in problems["cut.gguf"]
 
 
 def change_content(served: Served, name: str) -> None:
@@ -313,7 +367,7 @@ def test_of_a_torch_file_no_large_member_beside_its_weights_is_fetched(
         if name not in ("version", "byteorder"):
             writer.write_record(name, data, len(data))
     writer.write_end_of_file()
-    monkeypatch.setattr("ckptzoo.hub.imports.remote_links.MAX_READ", 2**20)
+    monkeypatch.setattr("ckptzoo.hub.imports.remote_maps.MAX_READ", 2**20)
     with serving(tmp_path / "nets") as served:
         with pytest.raises(ZooError, match=r"nets/net\.pt: file: expected at most 1048576 bytes beside its weights"):
             link_zoo(f"{served.url}/nets/", tmp_path / "zoo", license="MIT")
@@ -401,7 +455,7 @@ def test_a_layout_that_contradicts_the_header_gives_no_weights(web: Served, tmp_
 
     rewritten(tmp_path / "zoo", other_form)
     moved = Path(shutil.copytree(tmp_path / "zoo", tmp_path / "moved"))
-    with pytest.raises(ZooError, match="expected safetensors, in a zoo of others, got a part"):
+    with pytest.raises(ZooError, match="expected safetensors, in a zoo of others, got torch"):
         ckptzoo.open(moved, follow=web.url)[name][:]
 
     def torch_form(listed: list[Any]) -> None:
@@ -474,7 +528,7 @@ def test_addresses_that_no_reference_may_have_are_refused(web: Served, nets: Pat
 
 
 def test_what_cannot_be_linked_from_afar_is_named_with_the_next_step(nets: Path, tmp_path: Path) -> None:
-    np.savez(nets / "odd.npz", **network(3))  # pyright: ignore[reportArgumentType]
+    np.savez_compressed(nets / "odd.npz", **network(3))  # pyright: ignore[reportArgumentType]
     (nets / "broken.safetensors").write_bytes(b"\xff" * 100)
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in network(0, width=200).items()}
     torch.save(tensors, nets / "old.pt", _use_new_zipfile_serialization=False)

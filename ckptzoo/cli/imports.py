@@ -147,12 +147,7 @@ def link(sources: list[str], **options: Any) -> None:
     """
     from ckptzoo.hub.imports import link_zoo
 
-    remote = [source for source in sources if "://" in source or source.lower().endswith(".txt")]
-    for source in sources:
-        if source not in remote:
-            _bring(link_zoo, source, **options)
-    if remote:
-        _bring(link_zoo, remote if len(remote) > 1 else remote[0], **options)
+    _bring(link_zoo, sources if len(sources) > 1 else sources[0], **options)
 
 
 _Source = Annotated[

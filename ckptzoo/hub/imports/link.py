@@ -16,6 +16,7 @@ import numpy as np
 
 from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError, ZooError
+from ckptzoo.format import durable
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
 from ckptzoo.format.references import MAX_LAYOUTS, FileLayout, Reference, References, RemoteFile, TensorPlace, inode_of
@@ -31,7 +32,7 @@ from ckptzoo.hub.imports.outlines import outline
 from ckptzoo.hub.imports.remote_links import LinkedFiles, open_linked
 from ckptzoo.hub.imports.remote_maps import READ_STORAGE, RemoteMap
 from ckptzoo.hub.imports.report import ImportResult
-from ckptzoo.hub.imports.run import Importer, bring
+from ckptzoo.hub.imports.run import Importer, bring, report_path
 from ckptzoo.hub.imports.same_architecture import Saved, Tensors
 from ckptzoo.hub.imports.source_lists import open_places, resolved
 from ckptzoo.hub.imports.sources import ImportSource
@@ -40,6 +41,7 @@ from ckptzoo.hub.untrusted import Limits
 from ckptzoo.remote.referenced import RemoteReferences
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import Card
+from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import Progress
 
@@ -110,55 +112,57 @@ def link_zoo(
     """
     given = [source] if isinstance(source, str | Path) else list(source)
     with ExitStack() as stack:
-        opened, target = _opened(stack, given, str(to), endpoint, token)
-        return bring(
-            opened,
-            to,
-            target=target,
-            importer=_Linker,
-            adapter=adapter,
-            names=names,
-            arch=arch,
-            module=module,
-            input_shape=input_shape,
-            split_by=split_by,
-            skip_bad=skip_bad,
-            include=include,
-            exclude=exclude,
-            license=license,
-            dataset=dataset,
-            scaling=scaling,
-            options=options,
-            progress=progress,
-        )
+        results = [
+            bring(
+                opened,
+                to,
+                target=target,
+                importer=_Linker,
+                adapter=adapter,
+                names=names,
+                arch=arch,
+                module=module,
+                input_shape=input_shape,
+                split_by=split_by,
+                skip_bad=skip_bad,
+                include=include,
+                exclude=exclude,
+                license=license,
+                dataset=dataset,
+                scaling=scaling,
+                options=options,
+                progress=progress,
+            )
+            for opened, target in _opened(stack, given, str(to), endpoint, token)
+        ]
+    result = ImportResult.joined(results)
+    if skip_bad and len(results) > 1:
+        durable.write_file(report_path(Path(to).absolute()), canonical(result.to_json()))
+    return result
 
 
 def _opened(
     stack: ExitStack, given: Sequence[str | Path], zoo: str, endpoint: str | None, token: str | None
-) -> tuple[ImportSource, Callable[..., TargetZoos]]:
-    """Open the sources of a link, and return them as one with what makes zoos of them."""
+) -> list[tuple[ImportSource, Callable[..., TargetZoos]]]:
+    """Open the sources of a link, those on other machines as one, and return each with what makes zoos of it."""
     places = [
         _normal(place) if isinstance(place, str) else place for place in resolved(given, endpoint=endpoint, token=token)
     ]
     remote = [place for place in places if not isinstance(place, str) or "://" in place]
+    here = [Path(place) for place in places if isinstance(place, str) and "://" not in place]
+    # what tells a file of a source is its path there, and each source has a folder of its own
+    opened = [(open_mapped(path), partial(LinkedZoos, path)) for path in here]
     if not remote:
-        if len(places) > 1:
-            step = "Link one after the other into the same zoo."
-            raise ZooError(Problem("link", "sources", "one folder or file on this machine", str(len(places)), step))
-        path = Path(str(places[0]))
-        return open_mapped(path), partial(LinkedZoos, path)
-    if len(remote) < len(places):
-        step = "Link one after the other into the same zoo."
-        got = "some on this machine and some on others"
-        raise ZooError(Problem("link", "sources", "all on this machine or all on others", got, step))
+        return opened
     texts = [place for place in remote if isinstance(place, str)]
     named = sorted({_server(text) for text in texts if text.lower().startswith(("http://", "https://"))})
     files = stack.enter_context(RemoteReferences(zoo, servers=named, endpoint=endpoint, token=token))
     ahead = LinkedFiles(files)
     stack.callback(ahead.close)
-    source = open_places(given, places, partial(open_linked, ahead=ahead, endpoint=endpoint, token=token))
+    named_remote = given if not here else [str(place) for place in remote]
+    source = open_places(named_remote, remote, partial(open_linked, ahead=ahead, endpoint=endpoint, token=token))
     servers = Servers(tuple(named), endpoint, is_linked=True)
-    return source, partial(RemoteLinkedZoos, source.address, ahead.expect(source), servers)
+    return [*opened, (source, partial(RemoteLinkedZoos, source.address, ahead.expect(source), servers))]
 
 
 def _normal(address: str) -> str:

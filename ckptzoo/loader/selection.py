@@ -24,7 +24,6 @@ from ckptzoo.loader.extra import PREFIX, extra_column, extra_names, names_in
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.readers import cast_reader
-from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.loader.stream import RowIds, Source
 from ckptzoo.loader.variant import Variant
@@ -321,8 +320,7 @@ class Selection:
         for name in names:
             wanted += arch.named(name) or (self.tensor(name),)
         readers = {name: cast_reader(opened.reader(name), dtype, self.name) for name in wanted or arch.names}
-        files = self.contents.files
-        prefetch = files.prefetch if isinstance(files, RemoteFiles) else None
+        prefetch = opened.prefetch if opened.reads_elsewhere else None
         asked = self._asked(columns, readers) if columns else None
         self.contents.check_ids()
         ids = RowIds(self.contents.raw.rows, self.rows)

@@ -20,7 +20,15 @@ from ckptzoo.format import durable
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
 from ckptzoo.format.references import MAX_LAYOUTS, FileLayout, Reference, References, RemoteFile, TensorPlace, inode_of
-from ckptzoo.format.sources import Servers, forget, remember, remember_servers, remembered, remembered_servers
+from ckptzoo.format.sources import (
+    Servers,
+    forget,
+    remember,
+    remember_moved,
+    remember_servers,
+    remembered,
+    remembered_servers,
+)
 from ckptzoo.format.writer import ReferenceWriter, create_referring
 from ckptzoo.hub.contributions.evaluation import Factory
 from ckptzoo.hub.imports.adapters import Options
@@ -275,13 +283,8 @@ class LinkedZoos(TargetZoos):
         elif name not in linked and (others := [other for other in sorted(linked) if _plain(other) == _plain(name)]):
             self._note(f"files of {self._real} are {name!r} in the zoo, which has other files as {others[0]!r}")
 
-    def _make_room(self) -> None:
-        (first,) = self._zoos
-        folders, servers = remembered(first.path), remembered_servers(first.path)
-        super()._make_room()
-        remember(first.path, folders)
-        for name, own in servers.items():
-            remember_servers(first.path, name, own)
+    def _moves(self, path: Path, to: Path) -> None:
+        remember_moved(path, to)
 
     def _create(self, path: Path, arch: Architecture, card: Card, symmetry: Symmetry | None) -> None:
         forget(path)

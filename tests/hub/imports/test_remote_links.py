@@ -4,6 +4,7 @@ no reference of others without being told to."""
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -26,9 +27,11 @@ from ckptzoo.cli import app
 from ckptzoo.errors import AbsentError, IntegrityError, RemoteError, ZooError
 from ckptzoo.format.digests import reference_summary
 from ckptzoo.format.sources import remembered_servers
+from ckptzoo.hub.audits import audit
 from ckptzoo.hub.imports import import_zoo, link_zoo
 from ckptzoo.hub.imports.remote_maps import RemoteMap
 from ckptzoo.remote.referenced import RangeFile, RecordedFile, RemoteReferences
+from tests.hub.audits.test_audit import walk
 from tests.hub.imports.test_link import fill, gguf, npz, packed_arrays, state, tree_of
 from tests.remote.test_referenced import Tagged
 from tests.support.container_files import gguf_file
@@ -366,6 +369,61 @@ def test_sources_of_a_zoo_that_gets_another_beside_it_are_still_followed(web: Se
         assert sorted(zoo["0.weight"][:].shape for zoo in both) == [(1, 50, 4), (4, 200, 4)]
 
 
+def test_a_zoo_that_was_being_moved_when_the_process_was_killed_is_still_followed(
+    web: Served, nets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    rename, files = Path.rename, {"/others/one.safetensors": save(network(0, width=50))}
+    for step, source in itertools.product((1, 2), (nets, f"{web.url}/nets/")):
+        zoo, left = tmp_path / f"{step}{source == nets}/zoo", [step]
+        link_zoo(source, zoo, license="MIT")
+
+        def dying(self: Path, to: Path, left: list[int] = left) -> Path:
+            moves = ".zoo.several" in f"{self} {to}"
+            left[0] -= moves
+            if moves and not left[0]:
+                raise Killed
+            return rename(self, to)
+
+        with running(Served(files), Listing) as served:
+            with monkeypatch.context() as patched, pytest.raises(Killed):
+                patched.setattr(Path, "rename", dying)
+                link_zoo(f"{served.url}/others/one.safetensors", zoo, license="MIT")
+            # what is linked next knows nothing of the first sources
+            link_zoo(f"{served.url}/others/one.safetensors", zoo, license="MIT")
+            both = [ckptzoo.open(path.parent) for path in zoo.glob("*/zoo.json")]
+            assert sorted(zoo["0.weight"][:].shape for zoo in both) == [(1, 50, 4), (4, 200, 4)]
+
+
+def test_an_audit_reads_the_first_numbers_of_a_few_tensors(tmp_path: Path) -> None:
+    states = walk(0, 6, (400, 400))
+    states[1], states[4] = states[4], states[1]
+    states[3]["layers.2.weight"][-1, -1] = np.nan
+    files = {f"/nets/run/step{100 * at}.safetensors": save(state) for at, state in enumerate(states)}
+    with running(Served(files), Listing) as served:
+        link(served, tmp_path / "zoo")
+        before, total = served.sent, sum(map(len, files.values()))
+        found = [(item.kind, sorted(item.steps)) for item in audit(tmp_path / "zoo").findings]
+        assert found == [("order", [100, 400])] and served.sent - before < total / 100
+        found = sorted(item.kind for item in audit(tmp_path / "zoo", everything=True).findings)
+        assert found == ["nonfinite", "order"] and served.sent - before > 0.99 * total
+
+
+def test_batches_of_a_stream_are_fetched_ahead(tmp_path: Path) -> None:
+    files = {f"/nets/net{at}.safetensors": save(network(at, width=40_000)) for at in range(6)}
+    with running(Served(files), Listing) as served:
+        zoo = link(served, tmp_path / "zoo")
+        before, batches = served.sent, iter(zoo.stream("0.weight", batch_size=1))
+        next(batches)
+        nbytes, deadline = zoo["0.weight"].nbytes // 6, time.monotonic() + 20
+        while served.sent - before < 3 * nbytes and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert 3 * nbytes <= served.sent - before < 4 * nbytes
+        assert len(list(batches)) == 5 and served.sent - before < 6.5 * nbytes
+
+
 def test_headers_are_compared_in_batches_of_bounded_bytes(
     web: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -654,8 +712,6 @@ def test_runs_whose_steps_are_revisions_are_linked_audited_streamed_and_publishe
     shutil.rmtree(tmp_path / "cache")
     again = ckptzoo.open(tmp_path / "a/zoo")
     assert again["0.weight"][:].tobytes() == held["0.weight"][:].tobytes()
-    from ckptzoo.hub.audits import audit
-
     found = audit(tmp_path / "a/zoo")
     assert "run3" in str(found) and "20" in str(found)
     assert ckptzoo.verify(tmp_path / "a/zoo") == []

@@ -174,11 +174,11 @@ def command(*words: object) -> list[Any]:
         code = run([str(word) for word in words])
     text = out.getvalue()
     if code == 2:
-        raise ZooError(err.getvalue())  # pyright: ignore[reportArgumentType]
+        raise ZooError(err.getvalue())
     return [code, json.loads(text) if "--json" in words else text]
 
 
-def gauge(draw: np.random.Generator) -> str:
+def gauge(draw: np.random.Generator) -> Any:
     return str(draw.choice(["canonical", "first-weight"]))
 
 
@@ -370,7 +370,7 @@ def _averages(asked: Asked) -> Any:
 
 def _copies(asked: Asked) -> Any:
     zoo = asked.chosen
-    return plain([dedupe(zoo).to_json(), near_copies(zoo).to_json()])
+    return plain([dedupe(zoo).to_json(), outcome_of(lambda: vars(near_copies(zoo)))])
 
 
 def _studies(asked: Asked) -> Any:
@@ -424,7 +424,8 @@ def _collected(asked: Asked) -> Any:
 
 def _published(asked: Asked) -> Any:
     """What readers of a hub see; files of this machine, of a server in its network, and of torch.save are refused."""
-    name, options = f"lab/{asked.path.parent.name}", {"endpoint": asked.hub.url, "token": asked.hub.tokens["write"]}
+    name = f"lab/{asked.path.parent.name}"
+    options: dict[str, Any] = {"endpoint": asked.hub.url, "token": asked.hub.tokens["write"]}
     try:
         ckptzoo.push(asked.path, name, **options)
     except ZooError as error:
@@ -491,10 +492,15 @@ def zoos(root: Path, draw: np.random.Generator, hub: Hosted) -> Iterator[dict[st
 
 
 def outcome(question: Callable[[Asked], Any], asked: Asked) -> Any:
+    return outcome_of(lambda: question(asked), str(asked.path.parent))
+
+
+def outcome_of(answer: Callable[[], Any], root: str = "ROOT") -> Any:
+    """What comes of a question; of a refusal its words."""
     try:
-        return question(asked)
+        return answer()
     except (ZooError, IndexError) as error:
-        return plain(f"{type(error).__name__}: {error}").replace(str(asked.path.parent), "ROOT")
+        return plain(f"{type(error).__name__}: {error}").replace(root, "ROOT")
 
 
 @settings(max_examples=examples(60, 1), deadline=None)

@@ -159,7 +159,8 @@ def _opened(
     remote = [place for place in places if not isinstance(place, str) or "://" in place]
     here = [Path(place) for place in places if isinstance(place, str) and "://" not in place]
     # what tells a file of a source is its path there, and each source has a folder of its own
-    opened = [(open_mapped(path), partial(LinkedZoos, path)) for path in here]
+    opened = list[tuple[ImportSource, Callable[..., TargetZoos]]]()
+    opened += [(open_mapped(path), partial(LinkedZoos, path)) for path in here]
     if not remote:
         return opened
     texts = [place for place in remote if isinstance(place, str)]

@@ -40,7 +40,7 @@ def use(hub: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_files_of_a_loop_are_linked_computed_with_and_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., str]
 ) -> None:
-    last = dict[int, np.ndarray]()
+    last, net = dict[int, np.ndarray](), dict[str, np.ndarray]()
     for seed in range(SEEDS):
         draw = np.random.default_rng(seed)
         net = {"fc1.weight": draw.normal(size=(16, 8)), "fc1.bias": draw.normal(size=16)}

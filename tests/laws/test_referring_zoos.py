@@ -516,7 +516,7 @@ def test_a_zoo_that_refers_to_files_is_as_one_that_holds_them(
             done = list[str]()
             # drawing takes two seconds
             asked = [name for name in QUESTIONS if ALL or name != "show"]
-            for _ in range(12 if ALL else 5):
+            for _ in range(12 if ALL else 4):
                 which = str(draw.choice([*CHANGES, *asked, *asked]))
                 question, own = {**CHANGES, **QUESTIONS}[which], int(draw.integers(2**32))
                 done.append(which)

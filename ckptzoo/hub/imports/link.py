@@ -109,8 +109,8 @@ def link_zoo(
     them. That the zoo may follow its references to ``source`` is recorded for this user, outside of the zoo. A file
     that changes later is an error that names it. On other machines a server that is named here may have any address
     and speak http; every other one that is asked, by a redirect, has to be public and to speak https. Addresses with a
-    password, a signature or a token are refused. Members of archives,
-    and files of ``torch.save`` before 1.6, are not linked there.
+    password, a signature or a token are refused. Members of archives, and files of ``torch.save`` before 1.6, are not
+    linked there.
 
     Examples
     --------

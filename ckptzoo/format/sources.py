@@ -103,6 +103,18 @@ def _write(root: Path, folders: dict[str, str], servers: dict[str, Any]) -> None
         write_file(path, seal({**record, "servers": others} if others else record))
 
 
+def remember_moved(root: Path, to: Path) -> None:
+    """Record of the zoo in a folder for another place, to which it is moved next, what is recorded of it here."""
+    path, zoo = _record(root)
+    try:
+        content, _ = unseal(path.read_bytes(), location=str(path))
+    except (FileNotFoundError, IntegrityError):
+        return
+    target, _ = _record(to)
+    with locked(path.parent):
+        write_file(target, seal({**content, "zoo": zoo, "folder": os.path.realpath(to)}))
+
+
 def forget(root: Path) -> None:
     """Remove what was recorded of a zoo that was in a folder before."""
     path, _ = _record(root)

@@ -26,7 +26,7 @@ from ckptzoo.studies.discrepancy import Discrepancy, mmd
 from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softmax
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import finite_networks, usable_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import labels_of, table_of, thinned
 from ckptzoo.text import Progress, counted, counter, printable
@@ -393,7 +393,7 @@ def posteriors(
     start_members = {row["mode"] for group in groups for row in group.rows}
     is_start = np.isin(np.array(last.column("member").to_pylist(), dtype=object), list(start_members))
     # draws stay near the member from which their mode started, which is no independent draw of the target then
-    free = usable_rows(last.metadata) & ~is_start
+    free = usable_networks(last) & ~is_start
     ensembles = _ensembles(np.flatnonzero(free), ensemble, replicates, seed, target)
     remaining = _remaining(last, free, ensembles)
     published = _published_for(target)
@@ -488,9 +488,10 @@ class _Group:
 
 def _groups(samples: Zoo) -> list[_Group]:
     """The finite draws by method and settings."""
-    names = ("method", "mode", "draw", "recipe_digest", "diverged", "finite", "extra")
-    table = samples.metadata.select(names).to_pylist()
-    rows = [{**row, "place": number} for number, row in enumerate(table) if row["method"] is not None and row["finite"]]
+    drawn = np.flatnonzero(samples.column("method").is_valid().to_numpy())
+    table = samples.metadata.select(("method", "mode", "draw", "recipe_digest", "diverged", "extra")).to_pylist()
+    finite = drawn[finite_networks(samples.take(drawn))]
+    rows = [{**table[place], "place": place} for place in finite.tolist()]
     if not rows:
         expected, step = "rows that name a method", "Make some with python -m builders posterior."
         raise ZooError(Problem(samples.name, "draws", expected, "none", step))

@@ -197,13 +197,6 @@ def test_the_format_lists_the_columns_in_their_order(heading: str, kind: str) ->
     assert [name for name, _ in listed].index(always) + 1 == LEAST[kind]
 
 
-def test_pictures_of_zoos_are_those_of_their_cards() -> None:
-    copies = list(DOCS.glob("pictures/*/*.png"))
-    assert len(copies) >= 6
-    for path in copies:
-        assert path.read_bytes() == (ROOT / "cards" / path.parent.name / "pictures" / path.name).read_bytes()
-
-
 def test_the_words_of_the_glossary_are_in_order() -> None:
     glossary = (DOCS / "concepts.md").read_text().partition("## Glossary")[2]
     words = re.findall(r"^\| ([a-z][a-z -]+) \|", glossary, re.MULTILINE)[1:]

@@ -134,7 +134,7 @@ def photograph(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1300,1880"]
     subprocess.run(
-        [program, *options, "--virtual-time-budget=10000", f"--screenshot={target}", EXPLORER.as_uri()],
+        [program, *options, "--virtual-time-budget=10000", f"--screenshot={target}", f"{EXPLORER.as_uri()}#colour=test_accuracy"],
         check=True, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 

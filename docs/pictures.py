@@ -90,14 +90,14 @@ def copy(drawn: Path) -> None:
 def fewer_colours(path: Path) -> Image.Image:
     """The picture in 256 colours, which the eye does not tell from all, in less than half the bytes."""
     image = Image.open(path).convert("RGB")
-    return image.quantize(256, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    return image.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
 
 
 def thumbnail(path: Path) -> Image.Image:
     """The first panel of a picture, with its title and labels, without the head of the picture."""
     image = Image.open(path).convert("RGB")
     pixels = np.asarray(image, np.int64)
-    framed = (np.abs(pixels - _SPINE).max(axis=2) < 17) & (np.ptp(pixels, axis=2) < 6)
+    framed = (np.abs(pixels - _SPINE).max(axis=2) < 20) & (np.ptp(pixels, axis=2) < 12)
     # the lower frame of the first panel: the topmost row with a long run of its colour
     least = image.width // 6
     lengths = np.cumsum(framed, axis=1)

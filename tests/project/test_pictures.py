@@ -61,6 +61,14 @@ def test_every_picture_is_shown_and_drawn() -> None:
     assert len(drawn) >= 20 and {name for name in drawn if Path("pictures", name).parent not in folders} == set()
 
 
+def test_nothing_in_a_picture_is_cut_at_its_edge() -> None:
+    for name, targets in pictures.places().items():
+        if name.parts[0] != "thumbnails" and name.name != OTHERWISE_MADE:
+            image = pixels(targets[0])
+            edges = np.concatenate([image[0], image[-1], image[:, 0], image[:, -1]])
+            assert (edges > 245).all(), name
+
+
 def test_a_picture_is_the_same_wherever_it_is_shown() -> None:
     for targets in pictures.places().values():
         assert len({target.read_bytes() for target in targets}) == 1

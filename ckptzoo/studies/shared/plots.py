@@ -4,7 +4,7 @@ import io
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar
 
 import matplotlib
@@ -101,13 +101,14 @@ def abbreviated(text: str, limit: int) -> str:
 def panel_title(axes: Axes, text: str, columns: int) -> None:
     """The name of one of so many panels beside one another: smaller, and at last shortened, where it is long."""
     # what the labels of a vertical axis and the gap between panels take
-    room = 72 * WIDTH / columns - 18
-    limit = len(text)
+    room = 72 * WIDTH / columns - 26
+    limit = min(len(text), 80)
     while (size := _SIZE * min(1.0, room / _width(abbreviated(text, limit)))) < _SMALL:
-        limit -= 1
+        limit = min(limit - 1, int(limit * size / _SMALL))
     axes.set_title(abbreviated(text, limit), fontsize=size, pad=4)
 
 
+@cache
 def _width(text: str) -> float:
     """The width of a text of the usual size, in points."""
     with warnings.catch_warnings():
@@ -136,7 +137,7 @@ class _LogTicks(Locator):
     """
 
     _DIGITS = ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,))
-    _EVERY = (2, 3, 5, 10, 30, 100)
+    _EVERY = (2, 3, 5, 10, 30, 100, 300)
     """Powers of ten from one tick to the next, where one each is too many."""
 
     def __call__(self) -> list[float]:
@@ -163,7 +164,11 @@ class _LogTicks(Locator):
         axes, upright = self.axis.axes, self.axis.axis_name == "y"
         window = axes.get_window_extent()
         length = (window.height if upright else window.width) * 72 / axes.get_figure(root=True).dpi
-        places = [length * math.log(tick / low) / math.log(high / low) for tick in ticks]
+        # labels are a digit wide at least
+        if (len(ticks) - 1) * 1.5 * _SIZE > length:
+            return False
+        start, span = math.log(low), math.log(high) - math.log(low)
+        places = [length * (math.log(tick) - start) / span for tick in ticks]
         sizes = [_SIZE if upright else _width(_number(tick)) for tick in ticks]
         return all(
             after - before >= (first + second) / 2 + _SIZE

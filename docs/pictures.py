@@ -106,15 +106,17 @@ def thumbnail(path: Path) -> Image.Image:
     top = max(_blank(white[:foot, : start + least].all(axis=1), _GAP), default=0) + _GAP // 2
     # what is drawn over the lower frame may hide its beginning, which the left one shows, if there is one
     start = min([start, *np.flatnonzero(framed[top:foot].mean(axis=0) > 0.5)])
+    # a title may be wider than its panel
+    head = top + int(np.argmax(framed[top:foot, start : start + 3].any(axis=1)))
     # lines of the grid, and the frame where there is none, reach to the end of the panel
-    columns = white[top : foot + 2].all(axis=0)
+    columns = white[head : foot + 2].all(axis=0)
     end = min((at for at in _blank(columns, 2) if at > start), default=image.width)
     end += int(np.argmin(np.append(columns[end : end + _GAP], False)))
     below = [foot + at for at in _blank(white[foot:, :end].all(axis=1), _GAP)]
     # below the numbers of the axis may be its name, in the middle; a title of the next panel is at the left
     last = max((at for at in below if at < below[0] + _LINE and at - below.index(at) == below[0]), default=below[0])
     line = [at for at in below if last < at < last + _GAP + _LINE]
-    named = bool(line) and bool(white[last:line[0], : end // 4].all())
+    named = bool(line) and bool(white[last : line[0], : end // 4].all())
     panel = image.crop((0, top, end, min((line[0] if named else below[0]) + _GAP // 2, image.height)))
     panel.thumbnail((_WIDTH, _WIDTH), Image.Resampling.LANCZOS)
     return panel.quantize(64, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)

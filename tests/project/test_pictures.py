@@ -38,16 +38,16 @@ def same(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
     [pytest.param(block, marks=() if QUICK in block else pytest.mark.exhaustive) for block in OF_CARDS],
     ids=[block.strip().splitlines()[-1][:60] for block in OF_CARDS],
 )
-def test_pictures_are_those_that_the_commands_draw(
-    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_are_those_that_the_commands_draw(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not DATA.is_dir() and QUICK not in block:
         pytest.skip("no data sets")
     monkeypatch.setenv("CKPTZOO_DATA", str(DATA))
     (tmp_path / "cards").symlink_to(ROOT / "cards")
     pictures.draw(block, tmp_path)
     shown = [(name, target) for name, targets in pictures.places().items() for target in targets]
-    drawn = [(target, tmp_path / "pictures" / name) for name, target in shown if (tmp_path / "pictures" / name).exists()]
+    drawn = [
+        (target, tmp_path / "pictures" / name) for name, target in shown if (tmp_path / "pictures" / name).exists()
+    ]
     assert drawn
     assert [str(target) for target, path in drawn if not same(pixels(target), pixels(path))] == []
 

@@ -110,7 +110,7 @@ def test_labels_of_logarithmic_axes_leave_a_gap(which: Literal["x", "y"]) -> Non
     cases = [(8.5, 200.0, 4.0), (0.9, 1.1, 2.0), (1.0, 1.0001, 3.0), (1e-300, 1e300, 2.0), (3.0, 3e5, 1.6)]
     for _ in range(examples(60, 4)):
         low = float(10 ** rng.uniform(-8, 8))
-        cases.append((low, low * float(10 ** 10 ** rng.uniform(-2, 1.5)), float(rng.uniform(1.5, 9))))
+        cases.append((low, low * float(10**10 ** rng.uniform(-2, 1.5)), float(rng.uniform(1.5, 9))))
     for low, high, inches in cases:
         figure = Figure(figsize=(inches, inches), layout="constrained")
         axes = figure.add_subplot()
@@ -126,7 +126,12 @@ def test_labels_of_logarithmic_axes_leave_a_gap(which: Literal["x", "y"]) -> Non
 
 @pytest.mark.parametrize("columns", [2, 4])
 def test_names_of_panels_stay_above_them(columns: int) -> None:
-    for name in ("fc.weight", "layer2.0.downsample.0.weight", "W" * 300, "encoder.layers.11.self_attention.in_proj_weight"):
+    for name in (
+        "fc.weight",
+        "layer2.0.downsample.0.weight",
+        "W" * 300,
+        "encoder.layers.11.self_attention.in_proj_weight",
+    ):
         figure = Figure(figsize=(plots.WIDTH, 3), layout="constrained")
         panels = [figure.add_subplot(1, columns, place + 1) for place in range(columns)]
         for axes in panels:

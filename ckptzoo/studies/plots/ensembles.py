@@ -13,7 +13,18 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.studies.ensembles import OTHER, OWN, Ensembles
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, log_axis, panel_title, styled
+from ckptzoo.studies.shared.plots import (
+    DERIVED_COLOUR,
+    INK,
+    MUTED,
+    RAW_COLOUR,
+    WIDTH,
+    abbreviated,
+    head,
+    log_axis,
+    panel_title,
+    styled,
+)
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted

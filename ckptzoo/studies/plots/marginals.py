@@ -15,7 +15,17 @@ from ckptzoo.studies.equal_marginals import PairTests
 from ckptzoo.studies.marginals import Marginals
 from ckptzoo.studies.plots import overview
 from ckptzoo.studies.principal_components import LayerComponents
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, log_axis, panel_title, styled
+from ckptzoo.studies.shared.plots import (
+    DERIVED_COLOUR,
+    MUTED,
+    RAW_COLOUR,
+    WIDTH,
+    abbreviated,
+    head,
+    log_axis,
+    panel_title,
+    styled,
+)
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.studies.shared.value_histograms import TensorHistogram
 from ckptzoo.text import counted

@@ -12,7 +12,17 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.studies.mass import MAX_ROWS, Largest, Masses, excess_density
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, log_axis, styled
+from ckptzoo.studies.shared.plots import (
+    DERIVED_COLOUR,
+    INK,
+    MUTED,
+    RAW_COLOUR,
+    WIDTH,
+    abbreviated,
+    head,
+    log_axis,
+    styled,
+)
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
 
@@ -123,5 +133,7 @@ def _layers(axes: Axes, layers: Sequence[Largest]) -> None:
 def figures(result: Masses) -> Mapping[str, Figure]:
     """The pictures of a result, by file name."""
     shown, left_out = thinned(result.layers, MAX_ROWS)
-    figure = masses(result.name, result.before, result.after, result.excess, excess_density(result.excess), shown, left_out)
+    figure = masses(
+        result.name, result.before, result.after, result.excess, excess_density(result.excess), shown, left_out
+    )
     return {"mass.png": figure}

@@ -9,7 +9,17 @@ from matplotlib.lines import Line2D
 
 from ckptzoo.studies.mean_shift import ModeCurve, WeightSpace
 from ckptzoo.studies.modes import Modes
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, log_axis, panel_title, styled
+from ckptzoo.studies.shared.plots import (
+    DERIVED_COLOUR,
+    MUTED,
+    RAW_COLOUR,
+    WIDTH,
+    abbreviated,
+    head,
+    log_axis,
+    panel_title,
+    styled,
+)
 from ckptzoo.text import counted
 
 DEFAULT = 0.3

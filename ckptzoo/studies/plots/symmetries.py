@@ -12,7 +12,17 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.studies.gauge_distance import OrderDistance, Scaling
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, log_axis, styled
+from ckptzoo.studies.shared.plots import (
+    DERIVED_COLOUR,
+    INK,
+    MUTED,
+    RAW_COLOUR,
+    WIDTH,
+    abbreviated,
+    head,
+    log_axis,
+    styled,
+)
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.studies.symmetries import Symmetries
 from ckptzoo.text import counted

@@ -2,9 +2,9 @@
 
 ``python docs/pictures.py`` runs the commands of docs/studies.md and cards/README.md that draw into ``pictures``, in the
 current folder, which holds ``cards``. What they drew and a page or a card shows is copied to docs/pictures and to
-cards/<zoo>/pictures, in 256 colours. ``python docs/pictures.py mass explorer`` draws what these
-commands draw alone. ``CKPTZOO_DATA`` names the folder of data sets. Zoos in ``zoos`` are used; those that are missing are
-trained, which takes hours for some.
+cards/<zoo>/pictures, in 256 colours. ``python docs/pictures.py mass explorer`` draws what these commands draw alone.
+``CKPTZOO_DATA`` names the folder of data sets. Zoos in ``zoos`` are used; those that are missing are trained, which
+takes hours for some.
 """
 
 import os
@@ -102,17 +102,17 @@ def thumbnail(path: Path) -> Image.Image:
     least = image.width // 6
     lengths = np.cumsum(framed, axis=1)
     foot, start = (int(at) for at in np.argwhere(lengths[:, least:] - lengths[:, :-least] == least)[0])
-    white = (pixels > 250).all(axis=2)
-    top = max(_blank(white[:foot, : start + least].all(axis=1), _GAP), default=0) + _GAP // 2
+    white: NDArray[np.bool_] = np.all(pixels > 250, axis=2)
+    top = max(_blank(_all(white[:foot, : start + least]), _GAP), default=0) + _GAP // 2
     # what is drawn over the lower frame may hide its beginning, which the left one shows, if there is one
     start = min([start, *np.flatnonzero(framed[top:foot].mean(axis=0) > 0.5)])
     # a title may be wider than its panel
     head = top + int(np.argmax(framed[top:foot, start : start + 3].any(axis=1)))
     # lines of the grid, and the frame where there is none, reach to the end of the panel
-    columns = white[head : foot + 2].all(axis=0)
+    columns = _all(white[head : foot + 2].T)
     end = min((at for at in _blank(columns, 2) if at > start), default=image.width)
     end += int(np.argmin(np.append(columns[end : end + _GAP], False)))
-    below = [foot + at for at in _blank(white[foot:, :end].all(axis=1), _GAP)]
+    below = [foot + at for at in _blank(_all(white[foot:, :end]), _GAP)]
     # below the numbers of the axis may be its name, in the middle; a title of the next panel is at the left
     last = max((at for at in below if at < below[0] + _LINE and at - below.index(at) == below[0]), default=below[0])
     line = [at for at in below if last < at < last + _GAP + _LINE]
@@ -120,6 +120,11 @@ def thumbnail(path: Path) -> Image.Image:
     panel = image.crop((0, top, end, min((line[0] if named else below[0]) + _GAP // 2, image.height)))
     panel.thumbnail((_WIDTH, _WIDTH), Image.Resampling.LANCZOS)
     return panel.quantize(64, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+
+
+def _all(white: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which rows are white."""
+    return np.asarray(white.all(axis=1))
 
 
 def _blank(white: NDArray[np.bool_], count: int) -> list[int]:
@@ -134,9 +139,10 @@ def photograph(target: Path) -> None:
         print("explorer: no Chromium is here; its picture stays as it is")
         return
     target.parent.mkdir(parents=True, exist_ok=True)
+    address = f"{EXPLORER.as_uri()}#colour=test_accuracy"
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1300,1880"]
     subprocess.run(
-        [program, *options, "--virtual-time-budget=10000", f"--screenshot={target}", f"{EXPLORER.as_uri()}#colour=test_accuracy"],
+        [program, *options, "--virtual-time-budget=10000", f"--screenshot={target}", address],
         check=True, stderr=subprocess.DEVNULL,
     )  # fmt: skip
 

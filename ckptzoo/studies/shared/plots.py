@@ -141,7 +141,8 @@ class _LogTicks(Locator):
     """Powers of ten from one tick to the next, where one each is too many."""
 
     def __call__(self) -> list[float]:
-        return self.tick_values(*self.axis.get_view_interval())
+        axis: Any = self.axis
+        return self.tick_values(*axis.get_view_interval())
 
     def tick_values(self, vmin: float, vmax: float) -> list[float]:
         low, high = sorted((vmin, vmax))
@@ -161,7 +162,8 @@ class _LogTicks(Locator):
 
     def _fit(self, ticks: Sequence[float], low: float, high: float) -> bool:
         """Whether the labels of neighbouring ticks leave a gap."""
-        axes, upright = self.axis.axes, self.axis.axis_name == "y"
+        axis: Any = self.axis
+        axes, upright = axis.axes, axis.axis_name == "y"
         window = axes.get_window_extent()
         length = (window.height if upright else window.width) * 72 / axes.get_figure(root=True).dpi
         # labels are a digit wide at least

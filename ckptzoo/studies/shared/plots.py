@@ -101,7 +101,7 @@ def abbreviated(text: str, limit: int) -> str:
 def panel_title(axes: Axes, text: str, columns: int) -> None:
     """The name of one of so many panels beside one another: smaller, and at last shortened, where it is long."""
     # what the labels of a vertical axis and the gap between panels take
-    room = 72 * WIDTH / columns - 26
+    room = 72 * WIDTH / columns - 30
     limit = min(len(text), 80)
     while (size := _SIZE * min(1.0, room / _width(abbreviated(text, limit)))) < _SMALL:
         limit = min(limit - 1, int(limit * size / _SMALL))

@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # The environment of quickstart, a fraction of the other's size.
 SMALL ?= .venv-quickstart
 
-.PHONY: quickstart posterior-mnist report dist-check test test-fast test-all docs tutorials links lint format explorer explorer-check bench bench-list gpu clean
+.PHONY: quickstart posterior-mnist report dist-check test test-fast test-all docs tutorials pictures links lint format explorer explorer-check bench bench-list gpu clean
 .DEFAULT_GOAL := quickstart
 
 $(READY): pyproject.toml constraints.txt
@@ -64,6 +64,9 @@ tutorials: $(READY)  ## what pages show of programs, written again: outputs of t
 	@$(PY) docs/recipes.py
 	@$(PY) docs/benchmarks.py
 	@$(PY) docs/diagrams.py
+
+pictures: $(READY)  ## the pictures of docs/ and cards/ drawn again by the commands on the pages; DATA=folder, ONLY="mass modes explorer" these
+	@$(if $(DATA),CKPTZOO_DATA=$(abspath $(DATA))) $(PY) docs/pictures.py $(ONLY)
 
 links: $(READY)  ## addresses outside that pages name; needs a network
 	@$(PY) docs/links.py

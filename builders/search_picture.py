@@ -4,10 +4,9 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from builders.search_trials import TrainedNetwork
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, styled
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, head, log_axis, styled
 
 
 @styled
@@ -35,10 +34,7 @@ def pareto(
         axes.plot(*_columns([published]), "D", color="none", mec=INK, ms=11, mew=1.6)
         label = f"OptuNet, {published.parameters:,} parameters"
         handles.append(Line2D([], [], color="none", marker="D", mec=INK, ms=9, mew=1.6, label=label))
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.xaxis.set_minor_locator(NullLocator())
+    log_axis(axes, "x")
     axes.set_xlabel("parameters")
     axes.set_ylabel("mean test accuracy of the members (%)")
     head(figure, title, handles)

@@ -279,10 +279,17 @@ class _Content:
         names = [name for name in columns.BARS if (column := self.last.column(name)).null_count < len(column)]
         for name in names:
             if (category := columns.category(self.last, name, self.rows)) is not None:
-                data[name] = category.codes
-                item = {"name": name, "texts": list(category.texts), "counts": list(category.counts)}
-                header["categories"].append({**item, "missing": category.missing, "doc": columns.document(name)})
+                self._add_category(category, columns.document(name), is_column=True)
+        for category in columns.splits(self.last, self.rows):
+            self._add_category(category, "The part of the split.", is_column=False)
         self._add_details([measure.name for measure in measures] + names)
+
+    def _add_category(self, category: columns.Category, doc: str, *, is_column: bool) -> None:
+        self.payload.columns[category.name] = category.codes
+        item = {"name": category.name, "texts": list(category.texts), "counts": list(category.counts)}
+        self.payload.header["categories"].append(
+            {**item, "missing": category.missing, "doc": doc, "is_column": is_column}
+        )
 
     def _add_details(self, drawn: Sequence[str]) -> None:
         """Add columns that are not drawn: those that are the same for all, and others unless the zoo is large."""

@@ -1,6 +1,7 @@
 """The columns of a page, from its members' rows and those of their variant, and their histograms."""
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from ckptzoo.errors import IntegrityError, SpecError
+from ckptzoo.format.splits import COLUMNS as COLUMNS_OF_SPLITS
+from ckptzoo.format.splits import part_numbers, read_split
 from ckptzoo.format.tree import places_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.documents import JsonFields
@@ -19,12 +23,14 @@ MAX_VALUES = 254
 """Distinct texts of a column that are kept apart, in one byte with a number for null; a column of more is left out."""
 NULL = 255
 """The number of a null among texts."""
+MAX_SPLITS = 4
+"""Splits of a zoo that the page tells of."""
 MAX_SHOWN = 200
 """Characters of a text that is a value of many rows."""
 _DOCS = {column.name: column.doc for column in (*VARIANT_COLUMNS, *COLUMNS)}
 _KEYS = ("id", "member", "mode", "unit", "created", "extra", "commit", "dataset_digest", "recipe_digest", "source")
 """Columns that the details leave out: names of rows, of which the page has the id, and provenance."""
-BARS = ("method", "contributor", "recipe", "license", "dataset")
+BARS = ("method", "contributor", "recipe", "license", "dataset", "mode")
 """Columns of texts that are drawn as bars, where rows differ in them or say anything."""
 
 
@@ -228,6 +234,23 @@ def category(zoo: Zoo, name: str, rows: NDArray[np.int64]) -> Category | None:
     codes = pc.call_function("index_in", [column], pc.SetLookupOptions(pa.array(texts, pa.string())))
     known = codes.fill_null(NULL).to_numpy().astype(np.uint8)
     return Category(name, tuple(texts), known[rows], tuple(item["counts"] for item in counts), column.null_count)
+
+
+def splits(zoo: Zoo, rows: NDArray[np.int64]) -> list[Category]:
+    """Return each split of the zoo as a column of texts, the parts in their order; a damaged split is left out."""
+    found: list[Category] = []
+    for name in zoo.splits[:MAX_SPLITS]:
+        try:
+            split = read_split(zoo.contents.files, name, zoo.contents.identity)
+        except (IntegrityError, SpecError) as error:
+            warnings.warn(f"{error} The page says nothing of the split.", UserWarning, stacklevel=4)
+            continue
+        numbers = part_numbers(split, pa.table({column: zoo.column(column) for column in COLUMNS_OF_SPLITS}))
+        counts = np.bincount(numbers[numbers >= 0], minlength=len(split.parts))
+        codes = np.where(numbers < 0, NULL, numbers).astype(np.uint8)
+        missing = int((numbers < 0).sum())
+        found.append(Category(f"split.{name}", tuple(split.parts), codes[rows], tuple(counts.tolist()), missing))
+    return [category for category in found if len(category.texts) <= MAX_VALUES]
 
 
 def detail_names(zoo: Zoo, drawn: Sequence[str]) -> list[str]:

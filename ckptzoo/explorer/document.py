@@ -23,6 +23,8 @@ _HEIGHT = 100
 """The height of a picture of marginals, in its own units; its bins are one wide."""
 _MAX_LISTED = 4
 """Distinct texts of a column that are named."""
+_SHORT = len("sha256:") + 12
+"""Characters of a revision that tell it from others at a glance."""
 _MAX_TEXT = 300
 """Characters of a text of others that are shown."""
 
@@ -30,8 +32,7 @@ _DRAWN = {
     "selection": "Selection",
     "measures": "Accuracy, checks and ties",
     "categories": "Contributors and recipes",
-    "components": "Principal components",
-    "chosen": "The chosen member",
+    "components": "Principal components, and the chosen member",
     "trajectories": "Training",
     "members": "Members",
 }
@@ -150,8 +151,16 @@ def _facts(facts: PageFacts, card: Card | None) -> list[tuple[str, str]]:
         ("Gauges", gauges),
         ("Parts", parts),
         ("Licence", ", ".join(licences) or "none stated"),
-        ("Revision", f"<code>{shown(zoo.revision)}</code>"),
+        ("Revision", _revision(zoo.revision)),
     ]
+
+
+def _revision(revision: str) -> str:
+    """Return the beginning of a revision, which opens to all of it."""
+    short = f"<code>{shown(revision[:_SHORT])}</code>"
+    if len(revision) <= _SHORT:
+        return short
+    return f"<details><summary>{short}, in full</summary><code>{shown(revision)}</code></details>"
 
 
 def _texts(zoo: Zoo, name: str) -> list[str]:

@@ -3,6 +3,8 @@
 import re
 
 BUNDLES: tuple[str, ...] = (
+    "sha256-gUnE3hZq0mllNoIkW+sua1iBTjjOxRRN24aZo0uVyIU=",
+    "sha256-Gcjo/1H3EM4GDH965CrbexZVXI+W8lLNhFn0KFIa9Ew=",
     "sha256-jf6lpouBUCSqS6Ot9zcikl7OYiJ4eosIaGcJ0ewg7WY=",
     "sha256-KLD3faqa/yECQBHn8y938uGhWxmbinQLP4pk3HzPF7E=",
 )

@@ -1,6 +1,7 @@
 """The page in a real Chromium, without a network: brushes, copied code, keyboard, readers of screens, odd zoos."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from playwright.sync_api import Locator
 
 import ckptzoo
 from ckptzoo.explorer import page as write_page
+from ckptzoo.format.splits import make_split
 from ckptzoo.schema.card import Card
 from tests.explorer.test_page import HOSTILE
 from tests.support.chromium import chromium, go_to, sideways, violations
@@ -200,6 +202,65 @@ def test_brushes_of_a_histogram_and_of_both_panels(browser: Chromium, shown: tup
         assert window.copied("Copy ids") == kept
 
 
+def marks(window: Window) -> list[list[int]]:
+    """Of each mark of the legend the pixels that it covers."""
+    return window.page.locator(".legend canvas").evaluate_all(
+        """canvases => canvases.map(canvas => [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]
+            .filter((_, at) => at % 4 === 3).map(alpha => Number(alpha > 127)))"""
+    )
+
+
+def test_points_are_coloured_by_a_column_in_classes_that_the_legend_names(
+    browser: Chromium, shown: tuple[ckptzoo.Zoo, Path], tmp_path: Path
+) -> None:
+    zoo, page = shown
+    with Window(browser, page) as window:
+        canvas, legend = window.page.locator("#components .plot canvas").first, window.page.locator(".legend li")
+        canvas.scroll_into_view_if_needed()
+        pictures, choice = [canvas.screenshot()], window.page.locator("#colour")
+        assert legend.count() == 0
+        for name in choice.locator("option").evaluate_all("options => options.map(option => option.value).slice(1)"):
+            choice.select_option(name)
+            pictures.append(canvas.screenshot())
+            counts = [int(text.rpartition("(")[2].strip(")").replace(",", "")) for text in legend.all_inner_texts()]
+            assert sum(counts) == len(zoo) and min(counts) > 0
+            shapes = marks(window)
+            assert len({tuple(shape) for shape in shapes}) == len(shapes) > 1
+            if name == "license":
+                texts = Counter(zoo.column(name).to_pylist())
+                assert sorted(counts) == sorted(texts.values())
+            assert f"colour={name}" in window.page.evaluate("location.hash")
+        assert len({*pictures}) == len(pictures) > 4
+        fragment = window.page.evaluate("location.hash")
+        last = legend.all_inner_texts()
+        choice.select_option("")
+        assert legend.count() == 0 and canvas.screenshot() == pictures[0]
+    with Window(browser, page, fragment) as window:
+        assert window.page.locator(".legend li").all_inner_texts() == last
+
+
+def test_a_split_colours_and_selects_by_ids(browser: Chromium, tmp_path: Path) -> None:
+    zoo = ckptzoo.open(optunets(tmp_path / "zoo", rows_with_gaps(40)))
+    make_split(tmp_path / "zoo", "main", {"train": 0.6, "test": 0.4})
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    write_page(zoo, tmp_path / "page.html")
+    train = zoo.split("main", "train").ids
+    with Window(browser, tmp_path / "page.html", "#colour=split.main") as window:
+        texts = window.page.locator(".legend li").all_inner_texts()
+        assert [text.strip() for text in texts] == [f"train ({len(train)})", f"test ({40 - len(train)})"]
+        window.page.get_by_role("group", name="Split main").get_by_role("checkbox").first.check()
+        assert window.count == len(train) and selected(zoo, window.copied("Copy selection")) == train
+
+
+def test_all_panels_are_printed(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
+    with Window(browser, shown[1], viewport={"width": 400, "height": 300}) as window:
+        drawn = """canvases => canvases.map(canvas => { const empty = document.createElement("canvas");
+            [empty.width, empty.height] = [canvas.width, canvas.height]; return canvas.toDataURL() !== empty.toDataURL(); })"""
+        assert not any(window.page.locator("#components .plot canvas").evaluate_all(drawn))
+        window.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert all(window.page.locator("#components .plot canvas").evaluate_all(drawn))
+
+
 def test_another_layer_has_other_places_and_no_brush(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
     with Window(browser, shown[1]) as window:
         panel = window.page.locator("#components figure").first
@@ -264,7 +325,7 @@ def test_a_member_is_chosen_in_the_table_and_in_a_panel(browser: Chromium, shown
         assert ring is not None and plot is not None
         place = {"x": ring["x"] + ring["width"] / 2 - plot["x"], "y": ring["y"] + ring["height"] / 2 - plot["y"]}
         page.evaluate("location.hash = 'table=,0,'")
-        page.wait_for_function("() => document.querySelector('#member h3') === null")
+        page.wait_for_function("() => document.querySelector('#member .id') === null")
         panel.locator(".plot svg").click(position=place)  # type: ignore[arg-type]
         chosen = page.locator("#member h3").inner_text().strip()
         places = np.array([data.columns[f"raw:0:{axis}"] for axis in "xy"]).T.astype(float)
@@ -322,7 +383,7 @@ def test_by_keyboard_alone(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -
 def test_nothing_is_wrong_for_readers_of_screens_and_nothing_is_wide(
     browser: Chromium, shown: tuple[ckptzoo.Zoo, Path], scheme: str, width: int
 ) -> None:
-    fragment = "#test_accuracy=0.83..0.87&id=net-00007&license=mit&pca.raw=0..,..0"
+    fragment = "#test_accuracy=0.83..0.87&id=net-00007&license=mit&pca.raw=0..,..0&colour=license"
     options = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}, "bypass_csp": True}
     with Window(browser, shown[1], fragment, **options) as window:
         assert violations(window.page) == []
@@ -335,6 +396,7 @@ CONTRASTS = {
     ("ink", "paper"): 4.5, ("ink", "panel"): 4.5, ("soft", "paper"): 4.5, ("soft", "panel"): 4.5, ("link", "paper"): 4.5,
     ("mark", "paper"): 3, ("mark", "panel"): 3, ("ghost", "paper"): 3, ("ghost", "panel"): 3, ("ring", "panel"): 3,
     ("field", "paper"): 3, ("field", "panel"): 3,
+    **{(f"class-{number}", "panel"): 3 for number in range(6)}, **{(f"fifth-{number}", "panel"): 3 for number in range(5)},
 }  # fmt: skip
 """Text and marks on what is behind them: WCAG 2.2 asks for 4.5 of text and 3 of marks; axe leaves pictures undecided."""
 RGB = """name => { const e = document.createElement("i"); document.body.append(e);
@@ -355,7 +417,7 @@ def contrast(first: list[int], second: list[int]) -> float:
 
 def test_forced_colours_and_another_scheme_draw_again(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
     with Window(browser, shown[1]) as window:
-        canvas = window.page.locator("#components canvas").first
+        canvas = window.page.locator("#components .plot canvas").first
         pictures = {canvas.screenshot()}
         for options in ({"color_scheme": "dark"}, {"forced_colors": "active"}):
             window.page.emulate_media(**options)  # type: ignore[arg-type]

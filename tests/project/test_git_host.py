@@ -225,3 +225,19 @@ ckptzoo import hf://org/model@step1000 --to zoos/e
         "https://huggingface.co/lab/net/tree/step10",
         "https://huggingface.co/lab/net/tree/v1.0/folder",
     }
+
+
+def test_make_links_without_a_network_lists_every_address(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    spec = util.spec_from_file_location("links", ROOT / "docs/links.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(module := util.module_from_spec(spec))
+    assert module.main() == 1
+    said, *listed = capsys.readouterr().out.splitlines()
+    assert said == f"No network: none of 8 hosts answered. These {len(listed)} addresses were not checked:"
+    assert len(listed) > 50 and all(re.match(r"https?://\S+ in \S+\.md", line) for line in listed)

@@ -163,6 +163,29 @@ def test_every_page_is_accessible_and_narrow(laboratory: Hosted, browser: Chromi
     context.close()
 
 
+def test_nothing_is_cut_on_paper(laboratory: Hosted, browser: Chromium) -> None:
+    context = browser.new_context(viewport={"width": 700, "height": 900})
+    page = signed_in(laboratory, context)
+    page.emulate_media(media="print")
+    for path in PATHS:
+        page.goto(laboratory.url + path)
+        cut = "found => found.filter(e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1).length"
+        assert page.locator("main pre, main .scroll, main .diff").evaluate_all(cut) == 0, path
+        assert page.locator("main form:visible, .account:visible").count() == 0, path
+    context.close()
+
+
+def test_what_is_beside_a_list_is_reached_without_its_rows(laboratory: Hosted, browser: Chromium) -> None:
+    context = browser.new_context(viewport={"width": 320, "height": 600})
+    page = context.new_page()
+    for path, link, place in (("/", "Filters", "filters"), (f"/datasets/{ZOO}", "Facts, and how to use it", "about")):
+        page.goto(laboratory.url + path)
+        go_to(page, link)
+        page.keyboard.press("Enter")
+        page.wait_for_function(f"() => document.activeElement.id === '{place}' && scrollY > 0")
+    context.close()
+
+
 def test_pages_ask_nobody_else(laboratory: Hosted, browser: Chromium) -> None:
     """Whatever a card says: no request to another site, no script, no frame, no dialog."""
     hostile = b"""# A zoo

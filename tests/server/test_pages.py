@@ -106,6 +106,17 @@ def test_lists_and_counts_leave_private_repositories_out(
     assert browser.get("/lab?q=x").status == browser.get("/nobody?q=x").status == 404
 
 
+def test_lists_say_which_rows_they_show(server: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zoos, "_PAGE", 3)
+    for number in range(7):
+        server.api().create_repo(f"lab/zoo-{number}", repo_type="dataset")
+    pages = [Browser(server).get(f"/?p={page}").text for page in range(3)]
+    shown = [re.findall(r">lab/(zoo-\d)<", text) for text in pages]
+    assert [len(names) for names in shown] == [3, 3, 1] and len({name for names in shown for name in names}) == 7
+    for text, rows in zip(pages, ("1 to 3", "4 to 6", "7 to 7"), strict=True):
+        assert f"7 repositories, {rows} shown" in text
+
+
 def test_every_form_refuses_other_origins_and_forged_tokens(laboratory: Hosted, ada: Browser) -> None:
     anonymous = Browser(laboratory)
     for route in PAGES:

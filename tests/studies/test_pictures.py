@@ -1,20 +1,27 @@
 """The pictures: which are made, that equal input gives equal bytes, and that they show what they should."""
 
+import itertools
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.image import imread
+from matplotlib.text import Text
+from matplotlib.transforms import Affine2D, Bbox
 
 import ckptzoo
 from ckptzoo.errors import MissingExtraError
 from ckptzoo.studies.overview import overview
 from ckptzoo.studies.plots import overview as pictures
 from ckptzoo.studies.shared import plots
+from tests.support.effort import examples
 from tests.support.pictures import share
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
@@ -86,6 +93,52 @@ def test_contours_hold_the_mass_they_say() -> None:
         assert inside == pytest.approx(mass, abs=0.01)
         radius = np.abs(centres[(heights >= level).any(axis=1)]).max()
         assert radius == pytest.approx(np.sqrt(-2 * np.log(1 - mass)), rel=0.1)
+
+
+def texts(figure: Figure, labels: list[Text]) -> list[Bbox]:
+    """Where the texts of a figure are, in points, when it is drawn."""
+    plots.png(figure)
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    scale = 72 / figure.dpi
+    shown = [label for label in labels if label.get_text() and label.get_visible()]
+    return [label.get_window_extent(renderer).transformed(Affine2D().scale(scale)) for label in shown]
+
+
+@pytest.mark.parametrize("which", ["x", "y"])
+def test_labels_of_logarithmic_axes_leave_a_gap(which: Literal["x", "y"]) -> None:
+    rng = np.random.default_rng(1)
+    cases = [(8.5, 200.0, 4.0), (0.9, 1.1, 2.0), (1.0, 1.0001, 3.0), (1e-300, 1e300, 2.0), (3.0, 3e5, 1.6)]
+    for _ in range(examples(60, 4)):
+        low = float(10 ** rng.uniform(-8, 8))
+        cases.append((low, low * float(10**10 ** rng.uniform(-2, 1.5)), float(rng.uniform(1.5, 9))))
+    for low, high, inches in cases:
+        figure = Figure(figsize=(inches, inches), layout="constrained")
+        axes = figure.add_subplot()
+        plots.log_axis(axes, which)
+        (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
+        axis = axes.xaxis if which == "x" else axes.yaxis
+        boxes = texts(figure, axis.get_ticklabels())
+        sides = sorted((box.x0, box.x1) if which == "x" else (box.y0, box.y1) for box in boxes)
+        assert all(after[0] - before[1] > 3 for before, after in itertools.pairwise(sides)), (low, high, inches)
+        # twice a number and more has a tick in it
+        assert len(boxes) > 0 or high < 2 * low, (low, high, inches)
+
+
+@pytest.mark.parametrize("columns", [2, 4])
+def test_names_of_panels_stay_above_them(columns: int) -> None:
+    for name in (
+        "fc.weight",
+        "layer2.0.downsample.0.weight",
+        "W" * 300,
+        "encoder.layers.11.self_attention.in_proj_weight",
+    ):
+        figure = Figure(figsize=(plots.WIDTH, 3), layout="constrained")
+        panels = [figure.add_subplot(1, columns, place + 1) for place in range(columns)]
+        for axes in panels:
+            plots.panel_title(axes, name, columns)
+        boxes = texts(figure, [axes.title for axes in panels])
+        assert all(after.x0 - before.x1 > 0 for before, after in itertools.pairwise(boxes)), name
+        assert boxes[-1].x1 <= 72 * plots.WIDTH + 1 and min(box.height for box in boxes) >= 7, name
 
 
 def test_without_matplotlib_the_extra_is_named(

@@ -113,6 +113,7 @@ def _listing(request: AuthorizedRequest, owner: str | None) -> Response:
         rows=shown,
         behind=behind,
         count=len(rows),
+        start=start,
         facets={name: values for name, values in facets.items() if values},
         query=query,
         **_pages(request, start // _PAGE, len(rows) > start + _PAGE),

@@ -7,9 +7,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 
 from ckptzoo.studies.barriers import BarrierStudy, Lines, ZooBarriers
-from ckptzoo.studies.shared.plots import WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.plots import WIDTH, abbreviated, head, log_axis, panel_title, styled
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
 
@@ -43,13 +44,11 @@ def curves(zoos: Sequence["ZooBarriers"]) -> Figure:
         distances = np.concatenate([lines.distances for lines in zoo.lines.values()])
         # equal networks have distance 0, and no logarithm
         if 0 < _WIDE * distances.min() < distances.max():
-            right.set_xscale("log")
-            right.xaxis.set_major_formatter("{x:g}")
-            right.xaxis.set_minor_formatter("{x:g}")
+            log_axis(right, "x")
         right.set_ylabel("barrier (nats)")
         right.set_ylim(bottom=0)
-    panels[-1][0].set_xlabel("from the first network to the second")
-    panels[-1][1].set_xlabel("distance of the weights")
+    panels[-1][0].set_xlabel("from the first network (0) to the second (1)")
+    panels[-1][1].set_xlabel("Euclidean distance of the weights")
     handles = [
         Line2D([], [], color=_COLOURS[number % len(_COLOURS)], lw=2, label=way) for number, way in enumerate(ways)
     ]
@@ -74,9 +73,10 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
     kinds = list(dict.fromkeys(zoo.kind for zoo in zoos))
     shown, _ = thinned([kind for kind in kinds if has_widths(zoos, kind)], MAX_ZOOS)
     left_out = len(kinds) - len(shown)
-    rows = -(-len(shown) // 2)
+    columns = min(len(shown), 2 if len(shown) in (2, 4) else 3)
+    rows = -(-len(shown) // columns)
     figure = Figure(figsize=(WIDTH, 1.3 + 3.4 * rows), layout="constrained")
-    panels: Any = figure.subplots(rows, min(2, len(shown)), squeeze=False, sharey=True)
+    panels: Any = figure.subplots(rows, columns, squeeze=False, sharey=True)
     ways = list(dict.fromkeys(way for zoo in zoos for way in zoo.lines))
     for axes in panels.flat[len(shown) :]:
         axes.set_axis_off()
@@ -99,13 +99,12 @@ def widths(zoos: Sequence["ZooBarriers"]) -> Figure:
                     **look,
                 )
         axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
+        log_axis(axes, "y")
         ticks = sorted({zoo.width for zoo in of_kind})
         axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
         axes.set_xlim(ticks[0] / 1.3, ticks[-1] * 1.3)
-        axes.minorticks_off()
-        axes.set_title(abbreviated(kind, 56), fontsize=10, pad=4)
+        axes.xaxis.set_minor_locator(NullLocator())
+        panel_title(axes, kind, columns)
         axes.set_xlabel("width")
     # one decade at least: all barriers may be as low as the axis shows them
     bottom, top = panels[0, 0].get_ylim()
@@ -133,7 +132,7 @@ def _standard_error(values: Any) -> float:
 def _curve(axes: Axes, lines: Lines, colour: str) -> None:
     axes.plot(lines.points, lines.losses.mean(0), color=colour, lw=1.8)
     low, high = np.quantile(lines.losses, [0.25, 0.75], axis=0)
-    axes.fill_between(lines.points, low, high, color=colour, alpha=0.18, lw=0)
+    axes.fill_between(lines.points, low, high, color=colour, alpha=0.12, lw=0)
 
 
 def figures(result: BarrierStudy) -> Mapping[str, Figure]:

@@ -9,11 +9,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.studies.ensembles import OTHER, OWN, Ensembles
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.plots import (
+    DERIVED_COLOUR,
+    INK,
+    MUTED,
+    RAW_COLOUR,
+    WIDTH,
+    abbreviated,
+    head,
+    log_axis,
+    panel_title,
+    styled,
+)
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
@@ -58,7 +69,7 @@ def detection(name: str, set: str, others: Mapping[str, Mapping[str, Curve]]) ->
             axes = figure.add_subplot(len(shown), 2, 2 * row + column + 1)
             _curve(axes, others[other][kind], RAW_COLOUR, 100)
             _curve(axes, others[other][f"information_{kind}"], DERIVED_COLOUR, 100)
-            axes.set_title(f"{abbreviated(other, 24)}: {label} (%)", fontsize=11, pad=4)
+            panel_title(axes, f"{abbreviated(other, 24)}: {label} (%)", 2)
             _axes(axes, max(others[other][kind]), last=row + 1 == len(shown))
     handles: list[Any] = [
         Line2D([], [], color=RAW_COLOUR, marker="o", ms=4, lw=1.6, label="by 1 - largest probability"),
@@ -130,13 +141,10 @@ def _curve(axes: Axes, spreads: Curve, colour: str, scale: float) -> None:
 
 
 def _axes(axes: Axes, largest: int, *, last: bool) -> None:
-    axes.set_xscale("log")
+    log_axis(axes, "x")
     # on a logarithmic axis a power is a share of the length
     margin = largest**0.05
     axes.set_xlim(1 / margin, largest * largest**0.09)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if largest < 200 else (1, 3) if largest < 2000 else (1,)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_major_locator(MaxNLocator(5))
     if last:
         axes.set_xlabel("members in the ensemble")

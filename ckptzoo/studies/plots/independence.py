@@ -38,7 +38,7 @@ def tests(result: IndependenceStudy) -> Figure:
     panels[0].set_ylabel("share of the pairs up to it")
     panels[0].set_xlim(0, 1)
     panels[0].set_ylim(0, 1)
-    panels[1].set_xlabel("similarity of corresponding neurons (sd)")
+    panels[1].set_xlabel("similarity of neurons (standard deviations)")
     panels[1].set_ylabel("share of the pairs")
     head(figure, f"{abbreviated(result.name, 32)}: were pairs trained from independent weights?", handles)
     return figure

@@ -8,7 +8,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, NullLocator
 from numpy.typing import NDArray
 
 from ckptzoo.schema import layout
@@ -16,7 +15,17 @@ from ckptzoo.studies.equal_marginals import PairTests
 from ckptzoo.studies.marginals import Marginals
 from ckptzoo.studies.plots import overview
 from ckptzoo.studies.principal_components import LayerComponents
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.plots import (
+    DERIVED_COLOUR,
+    MUTED,
+    RAW_COLOUR,
+    WIDTH,
+    abbreviated,
+    head,
+    log_axis,
+    panel_title,
+    styled,
+)
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.studies.shared.value_histograms import TensorHistogram
 from ckptzoo.text import counted
@@ -28,9 +37,12 @@ uniform numbers stays with probability 95 % (Kolmogorov's distribution, for many
 
 
 def densities(name: str, members: int, items: Sequence[TensorHistogram]) -> Figure:
-    """Densities of all elements of each tensor, raw against derived, one small panel a tensor."""
-    shown, left_out = thinned(items, MAX_PANELS)
-    return overview.marginals(name, members, shown, left_out=left_out)
+    """Densities of all elements of each tensor, raw against derived, one small panel a tensor; of more than
+    ``MAX_PANELS`` tensors those of weights, without biases and what else has one axis.
+    """
+    weights = [item for item in items if len(item.shape) > 1]
+    shown, _ = thinned(items if len(items) <= MAX_PANELS or not weights else weights, MAX_PANELS)
+    return overview.marginals(name, members, shown, left_out=len(items) - len(shown))
 
 
 @styled
@@ -86,7 +98,7 @@ def components(name: str, members: int, items: Sequence[LayerComponents]) -> Fig
         axes.axhline(0.9, color=MUTED, lw=1.0, ls="--", zorder=1)
         axes.set_ylim(0, 1.02)
         _numbers(axes, max(len(each.variances) for each in item.components.values()))
-        axes.set_title(abbreviated(item.layer, 24), fontsize=11, pad=4)
+        panel_title(axes, item.layer, columns)
         if index % columns == 0:
             axes.set_ylabel("share of variance")
         else:
@@ -110,11 +122,8 @@ def _steps(axes: Axes, p: NDArray[np.float64], **style: Any) -> None:
 
 def _numbers(axes: Axes, limit: int) -> None:
     """A logarithmic axis of the numbers 1 to ``limit``."""
-    axes.set_xscale("log")
+    log_axis(axes, "x")
     axes.set_xlim(0.9, max(2, limit) * 1.1)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if limit < 20 else (1,)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter("{x:,.0f}")
 
 
 def _label(variant: str) -> str:

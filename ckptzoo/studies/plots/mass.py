@@ -8,11 +8,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from ckptzoo.studies.mass import MAX_ROWS, Largest, Masses, peak
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.mass import MAX_ROWS, Largest, Masses, excess_density
+from ckptzoo.studies.shared.plots import (
+    DERIVED_COLOUR,
+    INK,
+    MUTED,
+    RAW_COLOUR,
+    WIDTH,
+    abbreviated,
+    head,
+    log_axis,
+    styled,
+)
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.text import counted
 
@@ -28,14 +38,14 @@ def masses(
     before: Values,
     after: Values,
     excess: Values,
-    peak: float | None,
+    smooth: tuple[Values, Values] | None,
     layers: Sequence[Largest],
     left_out: int,
 ) -> Figure:
     """Histograms of the masses and of the excess, and below them the largest elements, one row a layer.
 
-    The arrays are (M,) each, and values that are not finite are not drawn. ``peak`` is the excess's peak, None where
-    there is none; ``left_out`` counts layers that are not shown.
+    The arrays are (M,) each, and values that are not finite are not drawn. ``smooth`` is the excess's density, None
+    where there is none; ``left_out`` counts layers that are not shown.
     """
     figure = Figure(figsize=(WIDTH, 5.0 + 0.34 * len(layers)), layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=[2.9, 1.0 + 0.34 * len(layers)])
@@ -46,12 +56,17 @@ def masses(
     _labels(top_left, "mass: sum of squared weights", np.concatenate([before, after]), edges)
     known = excess[np.isfinite(excess)]
     edges = _edges(known) if len(known) else [0.0, 1.0]
-    top_right.hist(known, edges, color=INK, alpha=0.55, edgecolor="white", linewidth=0.4)
+    top_right.hist(known, edges, color=MUTED, alpha=0.4, edgecolor="white", linewidth=0.4)
     _labels(top_right, "excess of the mass over the least (%)", known, edges)
     top_right.set_ylabel("")
-    if peak is not None:
-        top_right.axvline(peak, color=INK, lw=1.6, ls="--")
-        top_right.set_title(f"peak at {peak:.3g} %", loc="right", fontsize=10, pad=4)
+    if smooth is not None:
+        places, density = smooth
+        # networks in a bin, as the bars have them
+        heights = density * len(known) * (edges[1] - edges[0])
+        top_right.plot(places, heights, color=INK, lw=1.8)
+        highest = places[heights.argmax()]
+        top_right.vlines(highest, 0, heights.max(), color=INK, lw=1.6, ls="--")
+        top_right.set_title(f"peak of the curve at {highest:.3g} %", loc="right", fontsize=10, pad=4)
     _layers(below, layers)
     handles: list[Any] = [
         Patch(color=RAW_COLOUR, alpha=0.7, label="as trained"),
@@ -111,17 +126,14 @@ def _layers(axes: Axes, layers: Sequence[Largest]) -> None:
     axes.grid(visible=False, axis="y")
     # a layer of zeros has no place on a logarithmic axis
     if min(ends) > 0:
-        axes.set_xscale("log")
-        ratio = max(ends) / min(ends)
-        subs = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8) if ratio < 4 else (1, 2, 3, 5) if ratio < 50 else (1,)
-        axes.xaxis.set_major_locator(LogLocator(subs=subs))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.xaxis.set_major_formatter("{x:g}")
+        log_axis(axes, "x")
     axes.set_xlabel("largest absolute value of the layer's parameters")
 
 
 def figures(result: Masses) -> Mapping[str, Figure]:
     """The pictures of a result, by file name."""
     shown, left_out = thinned(result.layers, MAX_ROWS)
-    figure = masses(result.name, result.before, result.after, result.excess, peak(result.excess), shown, left_out)
+    figure = masses(
+        result.name, result.before, result.after, result.excess, excess_density(result.excess), shown, left_out
+    )
     return {"mass.png": figure}

@@ -6,11 +6,20 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from ckptzoo.studies.mean_shift import ModeCurve, WeightSpace
 from ckptzoo.studies.modes import Modes
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.plots import (
+    DERIVED_COLOUR,
+    MUTED,
+    RAW_COLOUR,
+    WIDTH,
+    abbreviated,
+    head,
+    log_axis,
+    panel_title,
+    styled,
+)
 from ckptzoo.text import counted
 
 DEFAULT = 0.3
@@ -34,7 +43,7 @@ def curves(name: str, members: int, spaces: Sequence[WeightSpace]) -> Figure:
     ] or [0.5, 2.0]
     for index, space in enumerate(spaces):
         axes = figure.add_subplot(rows, columns, index + 1)
-        axes.set_title(f"{abbreviated(space.label, 22)} ({space.parameters:,})", fontsize=11, pad=4)
+        panel_title(axes, f"{space.label}: {counted(space.parameters, 'weight')}", columns)
         for (_, curve), colour in zip(space.curves.items(), (RAW_COLOUR, DERIVED_COLOUR), strict=False):
             if curve is None:
                 axes.axhline(1, color=colour, lw=1.6)
@@ -68,20 +77,12 @@ def _curve(axes: Axes, curve: ModeCurve, colour: str) -> None:
 
 
 def _axes(axes: Axes, members: int, low: float, high: float) -> None:
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    log_axis(axes, "x")
+    log_axis(axes, "y")
     # curves at 1 and at all members are off the frame
     axes.set_ylim(0.8, 1.4 * members)
     margin = (high / low) ** 0.04
     axes.set_xlim(low / margin, high * margin)
-    ratio = high / low
-    subs = (1, 1.5, 2, 3, 5, 7) if ratio < 8 else (1, 2, 5) if ratio < 50 else (1, 3) if ratio < 1000 else (1,)
-    axes.xaxis.set_major_locator(LogLocator(subs=subs))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3) if members > 10 else (1, 2, 3, 5)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
 
 
 def figures(result: Modes) -> Mapping[str, Figure]:

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from ckptzoo.studies.novelty import Novelty
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, log_axis, styled
 from ckptzoo.text import counted
 
 BINS = 60
@@ -44,13 +44,11 @@ def distances(result: Novelty) -> Figure:
             ha="right", va="top", fontsize=9, color=MUTED,
         )  # fmt: skip
     handles.append(Line2D([], [], color=MUTED, ls="--", lw=1.2, label="noisy copies"))
-    axes.set_xscale("log")
-    # the style takes no mathematical text
-    axes.xaxis.set_major_formatter("{x:g}")
+    log_axis(axes, "x")
     axes.set_xlim(low, high)
     where = "" if result.gauge is None else f", in {result.gauge}"
     axes.set_xlabel(f"{result.distance} to the nearest of {abbreviated(result.zoo, 24)}{where}")
-    axes.set_ylabel("share")
+    axes.set_ylabel("share of the checkpoints")
     copied = f"{result.copies:,} of {len(generated):,} are copies, or nearly"
     head(figure, f"{abbreviated(result.name, 32)}: {copied}", handles)
     return figure

@@ -21,6 +21,7 @@ from ckptzoo.studies.shared.plots import (
     WIDTH,
     abbreviated,
     head,
+    panel_title,
     step_axis,
     styled,
 )
@@ -103,7 +104,7 @@ def marginals(name: str, shown: int, items: Sequence[TensorHistogram], *, left_o
         axes.spines["left"].set_visible(False)
         axes.grid(visible=False)
         axes.locator_params(axis="x", nbins=5 if columns < 4 else 3)
-        axes.set_title(abbreviated(item.tensor, 24), fontsize=11, pad=4)
+        panel_title(axes, item.tensor, columns)
         if index % columns == 0:
             axes.set_ylabel("density")
         if index + columns >= len(items):

@@ -39,7 +39,7 @@ def orders(name: str, members: int, movements: Mapping[str, Series]) -> Figure:
             above.set_title(what, fontsize=11, pad=4)
             above.tick_params(labelbottom=False)
             if not column:
-                above.set_ylabel("tau")
+                above.set_ylabel("Kendall's tau")
                 below.set_ylabel("transpositions")
                 above.set_title(f"{abbreviated(label, 40)}, n = {items[0].n:,}\n{what}", fontsize=11, pad=4)
             steps = [item.first if what.startswith("to the last") else item.second for item in items]

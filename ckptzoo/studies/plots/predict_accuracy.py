@@ -37,7 +37,7 @@ def predict_accuracy(result: PredictAccuracy) -> Figure:
     # R2 has no lower bound, so that one bad score would take the whole axis
     axes.set_xlim(_LEAST, 1.02)
     axes.axvline(0, color="0.8", lw=0.8, zorder=0)
-    axes.set_xlabel("R2 on held-out networks")
+    axes.set_xlabel("R² on held-out networks")
     handles = [Line2D([], [], color=colour, marker="o", lw=0, label=name) for name, colour in colours.items()]
     if not all(score.by_member for score in result.scores):
         handles.append(

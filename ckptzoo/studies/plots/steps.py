@@ -14,7 +14,7 @@ from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, RAW_COLOUR, WIDTH,
 from ckptzoo.studies.steps import Steps
 from ckptzoo.text import counted
 
-_LOOKS = ((RAW_COLOUR, "o", 3.6, 1.1), (DERIVED_COLOUR, "s", 7.0, 2.2))
+_LOOKS = ((RAW_COLOUR, "o", 3.6, 1.2), (DERIVED_COLOUR, "s", 6.0, 1.8))
 """Colour, marker, its size and the width of lines of each way: the second is seen behind the first."""
 
 
@@ -29,14 +29,14 @@ def steps(result: Steps) -> Figure:
     for axes, by_way in zip(panels[1:], (result.distances, result.barriers), strict=False):
         for values, look in reversed(list(zip(by_way.values(), _LOOKS, strict=True))):
             _against(axes, result, values, *look)
-    panels[1].set_ylabel("distance to the last step")
+    panels[1].set_ylabel("Euclidean distance to the last step")
     if result.barriers:
         panels[2].set_ylabel(f"barrier on {abbreviated(str(result.set), 20)} (nats)")
     for axes in panels:
         if any(step > 0 for step in result.steps):
             step_axis(axes, result.steps)
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_locator(MaxNLocator(6, integer=axes is panels[0]))
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=axes is panels[0]))
     # without any transposition the axis still reaches to 1
     panels[0].set_ylim(top=max(1.05, panels[0].get_ylim()[1]))
     handles = [
@@ -55,7 +55,9 @@ def _against(
     shown = [(step, item) for step, item in spreads if item is not None]
     means, errors = ([getattr(item, name) for _, item in shown] for name in ("mean", "sd"))
     places = np.array([step for step, _ in shown])
-    axes.errorbar(places, means, errors, color=colour, fmt="none", elinewidth=width, capsize=size / 2)
+    # bars of many steps and two ways would cover one another; none of what is drawn is below 0
+    low, high = np.maximum(0, np.subtract(means, errors)), np.add(means, errors)
+    axes.fill_between(places, low, high, color=colour, alpha=0.15, lw=0)
     # markers at 0 are whole, and before the axis
     axes.plot(places, means, color=colour, marker=marker, ms=size, mfc="white", lw=width, clip_on=False, zorder=3)
 

@@ -8,11 +8,21 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from ckptzoo.studies.gauge_distance import OrderDistance, Scaling
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.plots import (
+    DERIVED_COLOUR,
+    INK,
+    MUTED,
+    RAW_COLOUR,
+    WIDTH,
+    abbreviated,
+    head,
+    log_axis,
+    styled,
+)
 from ckptzoo.studies.shared.selection import thinned
 from ckptzoo.studies.symmetries import Symmetries
 from ckptzoo.text import counted
@@ -36,8 +46,7 @@ def margins(name: str, values: NDArray[np.float64]) -> Figure:
         low, high = (low, high) if high > low else (low - 0.25, high + 0.25)
         count = int(np.clip(round(2 * len(above) ** 0.5), 8, 80))
         axes.hist(above, np.logspace(low, high, count + 1), color=RAW_COLOUR, edgecolor="white", linewidth=0.6)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
+        log_axis(axes, "x")
         middle = float(np.median(above))
         axes.axvline(middle, color=INK, lw=1.6, ls="--")
         handles.append(Line2D([], [], color=INK, lw=1.6, ls="--", label=f"median {middle:.2g}"))
@@ -64,14 +73,7 @@ def scales(name: str, shown: int, items: Sequence[Scaling]) -> Figure:
         axes.plot([first, third], [index, index], color=RAW_COLOUR, lw=8, alpha=0.45, solid_capstyle="butt")
         axes.plot([middle], [index], "o", color=RAW_COLOUR, ms=5)
     axes.axvline(1, color=MUTED, lw=1.2, ls="--", zorder=1)
-    axes.set_xscale("log")
-    ends = [value for item in rows for value in item.quantiles or ()]
-    ratio = max(*ends, 1) / min(*ends, 1)
-    # a range of less than two decades has one power of ten or none to be a tick
-    if ratio < 100:
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if ratio < 10 else (1, 2, 5)))
-        axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter("{x:g}")
+    log_axis(axes, "x")
     axes.set_xlabel("scale from raw to the gauge; 1 leaves a channel as it is")
     handles = [
         Line2D([], [], color=RAW_COLOUR, marker="o", ls="", label="median"),

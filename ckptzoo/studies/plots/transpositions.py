@@ -37,7 +37,7 @@ def planted(result: Transpositions) -> Figure:
         for values, (colour, marker, size) in zip(values_by_way.values(), _STYLES, strict=False):
             _against(axes, result, values, colour, marker, size)
         axes.set_ylim(bottom=0)
-    distance.set_ylabel("distance of the weights")
+    distance.set_ylabel("Euclidean distance of the weights")
     for axes in (count, distance, barrier):
         axes.set_xlabel("transpositions planted")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))

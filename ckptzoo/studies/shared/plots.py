@@ -1,14 +1,18 @@
 """The style of pictures: matplotlib without pyplot, and colours that colour-blind readers can distinguish."""
 
 import io
+import math
 import warnings
 from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import cache, wraps
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+from matplotlib.ticker import FuncFormatter, Locator, NullLocator
 
 RAW_COLOUR, DERIVED_COLOUR, INK, MUTED = "#0072B2", "#D55E00", "#222222", "#6A6A6A"
 """Okabe and Ito's blue and vermilion, and two greys."""
@@ -16,11 +20,13 @@ WIDTH = 9.0
 """The width of every figure in inches; 1,440 pixels at the style's 160 dots an inch."""
 _MAX_TICKS = 5
 """Steps up to this number have a tick each; more have one a power of ten."""
+_FONT, _SIZE, _SMALL = "DejaVu Sans", 11, 8
+"""The font, its usual size in points, and the least that is still read in a picture of this width."""
 _STYLE: dict[str, Any] = {
     "figure.dpi": 160,
     "savefig.dpi": "figure",
-    "font.family": "DejaVu Sans",
-    "font.size": 11,
+    "font.family": _FONT,
+    "font.size": _SIZE,
     "axes.titlesize": 12,
     "axes.titlelocation": "left",
     "axes.titlepad": 8,
@@ -90,6 +96,86 @@ def abbreviated(text: str, limit: int) -> str:
     'layer…weight'
     """
     return text if len(text) <= limit else f"{text[: limit // 2 - 1]}…{text[-(limit // 2) :]}"
+
+
+def panel_title(axes: Axes, text: str, columns: int) -> None:
+    """The name of one of so many panels beside one another: smaller, and at last shortened, where it is long."""
+    # what the labels of a vertical axis and the gap between panels take
+    room = 72 * WIDTH / columns - 30
+    limit = min(len(text), 80)
+    while (size := _SIZE * min(1.0, room / _width(abbreviated(text, limit)))) < _SMALL:
+        limit = min(limit - 1, int(limit * size / _SMALL))
+    axes.set_title(abbreviated(text, limit), fontsize=size, pad=4)
+
+
+@cache
+def _width(text: str) -> float:
+    """The width of a text of the usual size, in points."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        return float(TextPath((0, 0), text or " ", size=_SIZE, prop=FontProperties(_FONT)).get_extents().width) or 1.0
+
+
+def log_axis(axes: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis with as many ticks as have room for their labels, and no others."""
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(_LogTicks())
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _number(value)))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if 1000 <= value < 10**6 else f"{value:g}"
+
+
+class _LogTicks(Locator):
+    """The most of 1, 2, 5 in each power of ten and its like whose labels leave a gap to one another.
+
+    matplotlib's own logarithmic ticks label either the powers of ten, of which narrow ranges have none, or every digit
+    before them, which meet.
+    """
+
+    _DIGITS = ((1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8), (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1, 3), (1,))
+    _EVERY = (2, 3, 5, 10, 30, 100, 300)
+    """Powers of ten from one tick to the next, where one each is too many."""
+
+    def __call__(self) -> list[float]:
+        axis: Any = self.axis
+        return self.tick_values(*axis.get_view_interval())
+
+    def tick_values(self, vmin: float, vmax: float) -> list[float]:
+        low, high = sorted((vmin, vmax))
+        if not 0 < low < high:
+            return []
+        powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        # 1e-9: an end of the axis that is a tick up to rounding
+        inside = low * (1 - 1e-9), high * (1 + 1e-9)
+        choices = [[digit * 10.0**power for power in powers for digit in digits] for digits in self._DIGITS]
+        choices += [[10.0**power for power in powers if power % every == 0] for every in self._EVERY]
+        shown: list[float] = []
+        for choice in choices:
+            shown = [value for value in choice if inside[0] <= value <= inside[1]] or shown
+            if self._fit(shown, low, high):
+                break
+        return shown
+
+    def _fit(self, ticks: Sequence[float], low: float, high: float) -> bool:
+        """Whether the labels of neighbouring ticks leave a gap."""
+        axis: Any = self.axis
+        axes, upright = axis.axes, axis.axis_name == "y"
+        window = axes.get_window_extent()
+        length = (window.height if upright else window.width) * 72 / axes.get_figure(root=True).dpi
+        # labels are a digit wide at least
+        if (len(ticks) - 1) * 1.5 * _SIZE > length:
+            return False
+        start, span = math.log(low), math.log(high) - math.log(low)
+        places = [length * (math.log(tick) - start) / span for tick in ticks]
+        sizes = [_SIZE if upright else _width(_number(tick)) for tick in ticks]
+        return all(
+            after - before >= (first + second) / 2 + _SIZE
+            for before, after, first, second in zip(places, places[1:], sizes, sizes[1:], strict=False)
+        )
 
 
 def step_axis(axes: Axes, steps: Sequence[int]) -> None:

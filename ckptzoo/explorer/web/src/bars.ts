@@ -7,7 +7,8 @@ import { list, term } from "./python";
 import { Selection, View } from "./selection";
 import { Stateful } from "./state";
 
-const SHOWN = 12;
+/** Texts that have a bar of their own. */
+export const SHOWN = 12;
 const NULL = 255;
 
 interface Bar {
@@ -51,8 +52,9 @@ export class Bars implements View, Stateful {
     selection.add(this);
   }
 
-  terms(): string[] {
+  terms(): string[] | null {
     if (this.chosen.size === 0) return [];
+    if (!this.facts.is_column) return null;
     const values = [...this.chosen].sort((a, b) => a - b).map((code) => (code === NULL ? null : this.facts.texts[code]));
     return [term(this.facts.name, "in", list(values))];
   }

@@ -22,7 +22,7 @@ export class Details implements Stateful {
 
   show(row: number): void {
     this.row = row;
-    this.root.replaceChildren(...(row < 0 ? [element("p", {}, "Choose a member in the table or in a panel to see its values.")] : this.facts()));
+    this.root.replaceChildren(...(row < 0 ? [element("h3", {}, "The chosen member"), element("p", {}, "Choose a member in the table or in a panel to see its values.")] : this.facts()));
     this.ring(row);
     this.changed();
   }

@@ -46,6 +46,11 @@ export function whenSeen(seen: Element, call: () => void): () => boolean {
     if (isSeen) call();
   });
   observer.observe(seen);
+  // all of a page is printed, also what is beyond the window
+  addEventListener("beforeprint", () => {
+    isSeen = true;
+    call();
+  });
   return () => isSeen;
 }
 

@@ -1,6 +1,7 @@
 // The page of a zoo: views of its members that select together.
 
-import { Bars } from "./bars";
+import { Bars, SHOWN } from "./bars";
+import { Colouring } from "./colouring";
 import { copy, showCode } from "./copying";
 import { Details } from "./details";
 import { button, element, quoted, section } from "./dom";
@@ -20,7 +21,10 @@ const TITLES: Record<string, string> = {
   recipe: "Recipe",
   license: "Licence",
   dataset: "Data set",
+  mode: "Mode",
 };
+/** How columns are called that hold the part of a split. */
+const SPLIT = "split.";
 
 function start(payload: Payload): void {
   const { header } = payload;
@@ -33,11 +37,18 @@ function start(payload: Payload): void {
   };
 
   const histograms = header.measures.map((facts) => new Histogram(payload, facts, selection, changed));
-  const bars = header.categories.map((facts) => new Bars(payload, facts, TITLES[facts.name] ?? facts.name, selection, changed));
+  const titles = (name: string) =>
+    header.measures.find((facts) => facts.name === name)?.title ??
+    TITLES[name] ??
+    (name.startsWith(SPLIT) ? `Split ${name.slice(SPLIT.length)}` : name);
+  // points are coloured by modes, of which there are often dozens with long names
+  const drawn = header.categories.filter((facts) => facts.name !== "mode" || facts.texts.length <= SHOWN);
+  const bars = drawn.map((facts) => new Bars(payload, facts, titles(facts.name), selection, changed));
+  const colouring = new Colouring(payload, titles, () => selection.changed(), changed);
   const variants = [...new Set(header.layers.flatMap((layer) => layer.panels.map((panel) => panel.variant)))];
   const panels = variants.map((variant) => {
     const title = variant === "raw" ? "As trained (raw)" : `Without symmetries (${variant})`;
-    return new Scatter(payload, variant, title, selection, changed, (row) => details.show(row));
+    return new Scatter(payload, variant, title, selection, colouring, changed, (row) => details.show(row));
   });
   const trajectories = header.trajectories === null ? null : new Trajectories(payload, selection);
   const ring = (row: number) => [...histograms, ...panels, ...(trajectories === null ? [] : [trajectories])].forEach((view) => view.ring(row));
@@ -82,21 +93,23 @@ function start(payload: Payload): void {
   fill("categories", bars, "No row says who made it, by which recipe, or under which licence.");
   if (panels.length > 0) {
     const layers = new LayerChoice(header.layers, panels, changed);
-    section("components").append(layers.root);
+    section("components").append(layers.root, colouring.root);
     fragment.add("layer", layers);
     layers.show(0);
   }
-  fill("components", panels, "There are no two members whose weights can be shown.");
+  // beside the pictures, so that whoever chooses a member there reads its row
+  fill("components", panels.length > 0 ? [...panels, details] : [], "There are no two members whose weights can be shown.");
   fill("trajectories", trajectories === null ? [] : [trajectories], "No member has several steps with an accuracy.");
   const table = new Table(payload, selection, changed, (row) => {
     details.show(row);
     details.root.focus();
   });
   section("members").append(table.root);
-  section("chosen").append(details.root);
+  if (panels.length === 0) section("components").append(details.root);
 
   for (const histogram of histograms) fragment.add(histogram.facts.name, histogram);
   for (const bar of bars) fragment.add(bar.facts.name, bar);
+  fragment.add("colour", colouring);
   for (const panel of panels) fragment.add(`pca.${panel.variant}`, panel);
   fragment.add("table", table);
   fragment.add("id", details);
@@ -113,6 +126,7 @@ function start(payload: Payload): void {
   read();
   const repaint = () => {
     panels.forEach((panel) => panel.repaint());
+    colouring.redraw();
     selection.changed();
   };
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);

@@ -23,6 +23,8 @@ export interface CategoryFacts {
   texts: string[];
   counts: number[];
   missing: number;
+  /** Whether zoo.where knows it; a choice of another one is copied as ids. */
+  is_column: boolean;
 }
 
 export interface DetailFacts {

@@ -4,6 +4,7 @@ import { axisBottom, axisLeft } from "d3-axis";
 import { brush, D3BrushEvent } from "d3-brush";
 import { ScaleLinear, scaleLinear } from "d3-scale";
 import { pointer, select } from "d3-selection";
+import { Colouring, Mark } from "./colouring";
 import { button, colour, element, quoted, whenSeen } from "./dom";
 import { RangeFields } from "./fields";
 import { rounded, share, shown, whole } from "./numbers";
@@ -22,6 +23,13 @@ const MISSING = -(2 ** 15);
 const MAX_POINTS = 20_000;
 const CELL = 4;
 const NEAR = 12;
+
+/** Members that are drawn alike; without a mark as small squares. */
+interface Group {
+  fill: string;
+  mark: Mark | null;
+  has(row: number): boolean;
+}
 
 export class Scatter implements View, Stateful {
   readonly root: HTMLElement;
@@ -47,6 +55,7 @@ export class Scatter implements View, Stateful {
     readonly variant: string,
     title: string,
     private readonly selection: Selection,
+    private readonly colouring: Colouring,
     private readonly changed: () => void,
     private readonly pick: (row: number) => void,
   ) {
@@ -139,7 +148,7 @@ export class Scatter implements View, Stateful {
 
   /** Draw what does not depend on the selection again: another layer, other colours. */
   repaint(): void {
-    this.draw(this.background, colour("--ghost"), () => true);
+    this.draw(this.background, [{ fill: colour("--ghost"), mark: null, has: () => true }]);
     this.selection.changed();
   }
 
@@ -150,7 +159,10 @@ export class Scatter implements View, Stateful {
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     context.drawImage(this.background, 0, 0);
     const { mask } = this.selection;
-    this.draw(this.canvas, colour("--mark"), (row) => mask[row] === 0, false);
+    const { classes, codes } = this.colouring;
+    const isSelected = (row: number) => mask[row] === 0;
+    const groups = classes.map(({ property, mark }, code) => ({ fill: colour(property), mark, has: (row: number) => codes[row] === code && isSelected(row) }));
+    this.draw(this.canvas, groups.length > 0 ? groups : [{ fill: colour("--mark"), mark: null, has: isSelected }], false);
   }
 
   ring(row: number): void {
@@ -170,7 +182,7 @@ export class Scatter implements View, Stateful {
     return this.scales[1](this.y[row] * this.panel!.steps[1]);
   }
 
-  private draw(canvas: HTMLCanvasElement, fill: string, isDrawn: (row: number) => boolean, clear = true): void {
+  private draw(canvas: HTMLCanvasElement, groups: Group[], clear = true): void {
     const context = canvas.getContext("2d")!;
     if (clear) context.clearRect(0, 0, canvas.width, canvas.height);
     const { panel, x, y } = this;
@@ -179,38 +191,55 @@ export class Scatter implements View, Stateful {
       const [from, to] = [scale(0), scale(panel.steps[axis])];
       return { start: from * DENSE, step: (to - from) * DENSE };
     });
-    context.fillStyle = fill;
+    const place = (row: number): [number, number] => [across.start + across.step * x[row], down.start + down.step * y[row]];
     if (x.length > MAX_POINTS) {
-      const side = canvas.width / CELL;
-      const cells = new Uint16Array(side * side);
-      for (let row = 0; row < x.length; row++) {
-        if (x[row] === MISSING || !isDrawn(row)) continue;
-        const column = ((across.start + across.step * x[row]) / CELL) | 0;
-        cells[(((down.start + down.step * y[row]) / CELL) | 0) * side + column]++;
-      }
-      let most = 1;
-      for (const count of cells) if (count > most) most = count;
-      const image = new ImageData(side, side);
-      const [red, green, blue] = components(fill);
-      const scale = 1 / Math.log1p(most);
-      for (let cell = 0; cell < cells.length; cell++) {
-        if (cells[cell] === 0) continue;
-        image.data[4 * cell] = red;
-        image.data[4 * cell + 1] = green;
-        image.data[4 * cell + 2] = blue;
-        image.data[4 * cell + 3] = 110 + 145 * Math.log1p(cells[cell]) * scale;
-      }
-      const small = new OffscreenCanvas(side, side);
-      small.getContext("2d")!.putImageData(image, 0, 0);
-      context.imageSmoothingEnabled = false;
-      context.drawImage(small, 0, 0, canvas.width, canvas.height);
+      this.density(context, groups, place);
       return;
     }
     const size = x.length > 5000 ? 3 : x.length > 300 ? 5 : 9;
-    for (let row = 0; row < x.length; row++) {
-      if (x[row] === MISSING || !isDrawn(row)) continue;
-      context.fillRect(across.start + across.step * x[row] - size / 2, down.start + down.step * y[row] - size / 2, size, size);
+    for (const { fill, mark, has } of groups) {
+      context.fillStyle = fill;
+      context.beginPath();
+      for (let row = 0; row < x.length; row++) {
+        if (x[row] === MISSING || !has(row)) continue;
+        const [atX, atY] = place(row);
+        if (mark === null) context.fillRect(atX - size / 2, atY - size / 2, size, size);
+        else mark(context, atX, atY, size);
+      }
+      context.fill();
     }
+  }
+
+  /** How many members are in each cell, in the colour of the group that has most of them there. */
+  private density(context: CanvasRenderingContext2D, groups: Group[], place: (row: number) => [number, number]): void {
+    const { canvas } = context;
+    const side = canvas.width / CELL;
+    const totals = new Uint16Array(side * side);
+    const most = new Uint16Array(side * side);
+    const image = new ImageData(side, side);
+    for (const { fill, has } of groups) {
+      const cells = new Uint16Array(side * side);
+      for (let row = 0; row < this.x.length; row++) {
+        if (this.x[row] === MISSING || !has(row)) continue;
+        const [atX, atY] = place(row);
+        cells[((atY / CELL) | 0) * side + ((atX / CELL) | 0)]++;
+      }
+      const [red, green, blue] = components(fill);
+      for (let cell = 0; cell < cells.length; cell++) {
+        totals[cell] += cells[cell];
+        if (cells[cell] <= most[cell]) continue;
+        most[cell] = cells[cell];
+        image.data.set([red, green, blue], 4 * cell);
+      }
+    }
+    let greatest = 1;
+    for (const count of totals) if (count > greatest) greatest = count;
+    const scale = 1 / Math.log1p(greatest);
+    for (let cell = 0; cell < totals.length; cell++) if (totals[cell] > 0) image.data[4 * cell + 3] = 110 + 145 * Math.log1p(totals[cell]) * scale;
+    const small = new OffscreenCanvas(side, side);
+    small.getContext("2d")!.putImageData(image, 0, 0);
+    context.imageSmoothingEnabled = false;
+    context.drawImage(small, 0, 0, canvas.width, canvas.height);
   }
 
   private restrict(ranges: [Range, Range]): void {

@@ -24,9 +24,10 @@ import torch
 from torch.nn import functional
 
 from builders import losses
-from builders.posterior import optunet
 from builders.state import Tensors
 from ckptzoo import archs
+from ckptzoo.derive import optunet_curvature
+from ckptzoo.derive.optunet_curvature import OptuNetCurvature
 from ckptzoo.errors import Problem, ZooError
 
 MAX_DENSE_BYTES = 2**28
@@ -229,7 +230,13 @@ def row_function(architecture: str, loss: str, weights: Tensors) -> Callable[[to
 def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function from inputs (B, ...) to G, (P, P) float64; each thread needs its own."""
     if architecture == _OPTUNET:
-        return optunet.Gram(loss, weights)
+        root = losses.get(loss).hessian_root
+
+        def output_hessian(outputs: torch.Tensor) -> torch.Tensor:
+            roots = root(outputs)
+            return roots @ roots.transpose(1, 2)
+
+        return OptuNetCurvature(weights, output_hessian).gauss_newton
     rows_of = row_function(architecture, loss, weights)
 
     def gram(inputs: torch.Tensor) -> torch.Tensor:
@@ -242,7 +249,7 @@ def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Ten
 def _batch(architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs) -> int:
     """Return how many examples G is computed from at a time, whatever the threads, so that no bit depends on them."""
     if architecture == _OPTUNET:
-        return optunet.BATCH
+        return optunet_curvature.BATCH
     example = next(inputs.batches(0, 1, _device(weights)))
     rows = row_function(architecture, loss, weights)(example)
     return max(1, max(_ROW_BYTES, 2 * rows.shape[1] ** 2) // rows.nbytes)

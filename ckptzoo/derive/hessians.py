@@ -51,7 +51,7 @@ class Hessians:
         module: torch.nn.Module | None = None,
         device: str = "cpu",
     ) -> None:
-        self._forward = Forward(arch, module, vmap=True, device=device)
+        self._forward = Forward(arch, module, device=device)
         classes = self._forward.features(inputs.shape[1:])
         whole = labels.shape == (len(inputs),) and labels.dtype.kind in "iu" and len(labels) > 0
         if not whole or int(labels.min()) < 0 or int(labels.max()) >= classes:
@@ -79,20 +79,19 @@ class Hessians:
     def losses(self, weights: Weights) -> Values:
         """Return the (K,) mean losses of K networks, in nats."""
         total = np.zeros(len(next(iter(weights.values()))))
-        state, constants = self._forward.tensors(weights, torch.float64)
-        with torch.no_grad():
-            for batch, labels in zip(self._batches, self._labels, strict=True):
-                outputs = self._each(partial(self._outputs, constants=constants, batch=batch), state)
-                repeated = labels.expand(len(outputs), -1)
-                losses = functional.cross_entropy(outputs.mT, repeated, ignore_index=_IGNORED, reduction="none")
-                total += losses.sum(1).cpu().numpy()
+        found = self._forward.outputs(weights, self._batches, stacked=True)
+        for outputs, labels in zip(found, self._labels, strict=True):
+            repeated = labels.expand(len(outputs), -1)
+            losses = functional.cross_entropy(outputs.mT, repeated, ignore_index=_IGNORED, reduction="none")
+            total += losses.sum(1).cpu().numpy()
         return total / self._examples
 
-    def matrices(self, weights: Weights) -> Values:
-        """Return the Hessians (K, size, size) of K networks, symmetric."""
+    def matrices(self, weights: Weights) -> tuple[Values, Values]:
+        """Return the (K,) mean losses of K networks and their Hessians (K, size, size), symmetric."""
         count = len(next(iter(weights.values())))
         if self._has_own:
-            return np.stack([self._of_optunet({name: weights[name][at] for name in self.names}) for at in range(count)])
+            each = [self._of_optunet({name: weights[name][at] for name in self.names}) for at in range(count)]
+            return np.array([loss for loss, _ in each]), np.stack([matrix for _, matrix in each])
         columns = np.empty((count, self.size, self.size))
         for start in range(0, self.size, self.directions):
             # as many in the last ones, so that all products have one size
@@ -100,7 +99,7 @@ class Hessians:
             vectors = np.eye(min(self.directions, self.size), self.size, k=first)
             rows = slice(first, first + len(vectors))
             columns[:, rows] = self.products(weights, np.broadcast_to(vectors, (count, *vectors.shape)))
-        return (columns + columns.transpose(0, 2, 1)) / 2
+        return self.losses(weights), (columns + columns.transpose(0, 2, 1)) / 2
 
     def products(self, weights: Weights, vectors: Values) -> Values:
         """Return the Hessians of K networks times vectors (K, D, size), of the same shape."""
@@ -157,15 +156,17 @@ class Hessians:
             [function(*({n: v[at] for n, v in each.items()} for each in stacked)) for at in range(count)]
         )
 
-    def _of_optunet(self, weights: Weights) -> Values:
-        """Return the Hessian of one OptuNet."""
+    def _of_optunet(self, weights: Weights) -> tuple[float, Values]:
+        """Return mean loss and Hessian of one OptuNet."""
         member = {name: torch.from_numpy(np.array(array, np.float64)) for name, array in weights.items()}
         curvature = OptuNetCurvature(member, _output_hessian)
         inputs, labels = (torch.cat(list(each))[: self._examples] for each in (self._batches, self._labels))
-        total = torch.zeros(self.size, self.size, dtype=torch.float64)
+        loss, total = 0.0, torch.zeros(self.size, self.size, dtype=torch.float64)
         for batch, some in zip(inputs.split(BATCH), labels.split(BATCH), strict=True):
-            total += curvature.hessian(batch, partial(_output_gradient, labels=some))
-        return (total / self._examples).numpy()
+            matrix, outputs = curvature.hessian(batch, partial(_output_gradient, labels=some))
+            loss += float(functional.cross_entropy(outputs, some, reduction="sum"))
+            total += matrix
+        return loss / self._examples, (total / self._examples).numpy()
 
     def _activation_bytes(self, shape: Sequence[int]) -> int:
         """Return the bytes that a product needs for an input and a member: four times what a gradient saves."""

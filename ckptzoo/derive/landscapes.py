@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from ckptzoo import archs
 from ckptzoo.arguments import NETWORK, Seed, Within, checked
 from ckptzoo.console import PrintedResult
 from ckptzoo.derive.checks import import_with_torch
-from ckptzoo.derive.concurrency import in_order
+from ckptzoo.derive.concurrency import cores
 from ckptzoo.derive.predictions import MAX_THREADS, checked_inputs, digest_of_inputs
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.landscapes import FIGURES, add_landscape, read_landscapes
@@ -254,7 +255,9 @@ class _LandscapeJob:
         with (
             forward.one_thread(),
             forward.full_precision(),
-            closing(in_order(self._measure, stacks, max_threads=MAX_THREADS)) as results,
+            # not ``in_order``, which lets the system take back what one product has freed before the next one
+            ThreadPoolExecutor(min(cores(), MAX_THREADS)) as pool,
+            closing(pool.map(self._measure, stacks)) as results,
         ):
             for figures in results:
                 found.append(figures)
@@ -289,19 +292,17 @@ class _LandscapeJob:
         calm = {
             name: np.where(_beside(is_finite, array), array, array.dtype.type(0)) for name, array in weights.items()
         }
-        losses = self.hessians.losses(calm)
         with np.errstate(all="ignore"):
-            others = self._exact(calm) if self.is_exact else self._estimated(calm, filled)
-        figures = np.stack([losses, *others], 1)
+            figures = np.stack(self._exact(calm) if self.is_exact else self._estimated(calm, filled), 1)
         figures[~is_finite | ~np.isfinite(figures[:, :4].sum(1))] = np.nan
         return figures[: len(rows)]
 
     def _exact(self, weights: Mapping[str, NDArray[Any]]) -> tuple[Values, ...]:
-        matrices = self.hessians.matrices(weights)
+        losses, matrices = self.hessians.matrices(weights)
         is_finite = np.isfinite(matrices).all((1, 2))
         tops = np.linalg.eigvalsh(np.where(is_finite[:, None, None], matrices, 0))[:, -1]
         none = np.zeros(len(matrices))
-        return np.where(is_finite, np.trace(matrices, axis1=1, axis2=2), np.nan), none, tops, none
+        return losses, np.where(is_finite, np.trace(matrices, axis1=1, axis2=2), np.nan), none, tops, none
 
     def _estimated(self, weights: Mapping[str, NDArray[Any]], rows: list[int]) -> tuple[Values, ...]:
         generators = [self._generator(row) for row in rows]
@@ -312,7 +313,7 @@ class _LandscapeJob:
 
         found = lanczos(product, starts, steps=self._steps, tolerance=TOLERANCE)
         values, errors = traces(product, found, generators, probes=self._probes, at_once=self.hessians.directions)
-        return values, errors, found.values, found.bounds
+        return self.hessians.losses(weights), values, errors, found.values, found.bounds
 
     def _generator(self, row: int) -> np.random.Generator:
         words = np.frombuffer(hashlib.sha256(self._ids[row].encode()).digest(), "<u4")

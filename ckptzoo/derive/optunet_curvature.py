@@ -85,14 +85,15 @@ class OptuNetCurvature:
         found = self._feature_gradients(images)
         return self._gauss_newton(found, self._outputs(found))
 
-    def hessian(self, images: torch.Tensor, output_gradient: OutputFunction) -> torch.Tensor:
-        """Return (392, 392) float64 of images (B, 1, 28, 28).
+    def hessian(self, images: torch.Tensor, output_gradient: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (392, 392) float64 of images (B, 1, 28, 28), and the outputs (B, 10).
 
         ``output_gradient`` maps outputs (B, 10) to the gradients (B, 10) of the examples' losses.
         """
         found = self._feature_gradients(images)
         outputs = self._outputs(found)
-        return self._gauss_newton(found, outputs) + self._second_derivatives(found, output_gradient(outputs))
+        whole = self._gauss_newton(found, outputs) + self._second_derivatives(found, output_gradient(outputs))
+        return whole, outputs
 
     def _outputs(self, found: _Features) -> torch.Tensor:
         return torch.addmm(self._bias, found.features, self._head.T)

@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
+from ckptzoo.derive.forward import INPUT_BYTES, Forward, Weights, one_thread
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.schema.architecture import Architecture
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -48,3 +52,24 @@ def last_linear(module: torch.nn.Module, weights: Tensors, inputs: torch.Tensor,
     expected = "a linear layer, used once, whose outputs are the network's"
     step = "Choose what takes the whole network, or add such a layer."
     raise ZooError(Problem(location, "last layer", expected, ", ".join(layers) or "no linear layer", step))
+
+
+def last_features(
+    arch: Architecture, weights: Weights, inputs: NDArray[np.float32], module: torch.nn.Module | None = None
+) -> NDArray[np.float32]:
+    """Return what the last linear layer of K networks reads, (K, N, F).
+
+    ``weights`` maps tensor names to (K, *shape). Raises ``ZooError`` if no linear layer gives the network's outputs.
+    """
+    forward = Forward(arch, module, vmap=True)
+    batches = forward.batches(inputs, max(1, INPUT_BYTES // inputs[:1].nbytes))
+    state, constants = forward.tensors(weights, torch.float32)
+    members = [
+        {**{name: value[at] for name, value in state.items()}, **constants}
+        for at in range(len(next(iter(weights.values()))))
+    ]
+    layer = last_linear(forward.module(), members[0], batches[0][:2], location=arch.name)
+    network = NetworkWithInputs(forward.module(), layer)
+    with one_thread():
+        read = [torch.cat([network(member, batch)[1][0] for batch in batches])[: len(inputs)] for member in members]
+    return torch.stack(read).numpy()

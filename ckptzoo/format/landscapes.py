@@ -59,6 +59,11 @@ def read_landscapes(files: Files, identity: Identity) -> tuple[LandscapeFile, ..
     return tuple(_checked(files, name, data, identity) for name, data in zip(names, documents, strict=True))
 
 
+def landscape_sets(files: Files, identity: Identity) -> tuple[str, ...]:
+    """The sets of inputs on which figures were measured, in order."""
+    return tuple(sorted({one.set for one in read_landscapes(files, identity)}))
+
+
 def figures_of(files: Files, identity: Identity, ids: pa.ChunkedArray, name: str | None) -> pa.Table:
     """A table of ``id`` and ``FIGURES`` with a row for each of some ids, null where nothing was measured.
 

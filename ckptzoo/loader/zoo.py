@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ckptzoo.arguments import Count, Seed, Within, checked
 from ckptzoo.errors import AbsentError, Problem, UnknownNameError, ZooError, require
 from ckptzoo.format.files import Files, Folder
-from ckptzoo.format.landscapes import figures_of
+from ckptzoo.format.landscapes import figures_of, landscape_sets
 from ckptzoo.format.reader import Contents, read_contents, read_documents
 from ckptzoo.format.releases import read_release, read_releases
 from ckptzoo.format.reproductions import read_reproductions
@@ -385,6 +385,11 @@ class Zoo:
     def reproduced(self) -> tuple[Reproduction, ...]:
         """The marks of checkpoints that somebody trained again bit for bit: ids, by whom, when and on what."""
         return read_reproductions(self._contents.files, self._contents.identity)
+
+    @property
+    def landscapes(self) -> tuple[str, ...]:
+        """Every set of inputs on which figures of the loss around checkpoints are stored; ``landscape`` has these."""
+        return landscape_sets(self._contents.files, self._contents.identity)
 
     @checked
     def landscape(self, set: str | None = None) -> pa.Table:

@@ -342,8 +342,8 @@ def landscape(
     where: Where = None,
     module: Module = None,
     probes: Annotated[
-        int, typer.Option(metavar="N", min=9, max=100_000, help="Random vectors of an estimated trace.")
-    ] = 32,
+        int, typer.Option(metavar="N", min=30, max=100_000, help="Random vectors of an estimated trace.")
+    ] = 64,
     steps: Annotated[
         int, typer.Option(metavar="N", min=2, max=1_000, help="Steps of Lanczos' method, at most, for an eigenvalue.")
     ] = 32,

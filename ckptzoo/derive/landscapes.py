@@ -106,7 +106,7 @@ def landscape(
     set: str,
     where: Filters = None,
     module: NETWORK | None = None,
-    probes: Annotated[int, Within(9, 100_000)] = 32,
+    probes: Annotated[int, Within(30, 100_000)] = 64,
     steps: Annotated[int, Within(2, 1_000)] = 32,
     seed: Seed = 0,
     device: str = "cpu",
@@ -137,8 +137,8 @@ def landscape(
     module
         the network as a torch module, for one that is not in ``ckptzoo.archs``.
     probes
-        vectors of random signs of an estimated trace. Half a 95 % interval is the standard error times
-        ``ckptzoo.measure.spectra.interval_factor(probes)``, by Student's t.
+        vectors of random signs of an estimated trace; of fewer than 30 intervals would be too short. Half a 95 %
+        interval is the standard error times ``ckptzoo.measure.spectra.interval_factor(probes)``, by Student's t.
     steps
         the most of Lanczos' method; it ends where the bound is a thousandth of the eigenvalue. Its vectors take 1 GiB
         at most, so that networks of more than 4 million parameters have fewer.

@@ -139,6 +139,8 @@ class Hessians:
 
     def _each(self, function: Any, *stacked: Tensors) -> torch.Tensor:
         """Return the results of all members of a stack, at once or one after the other where vmap cannot."""
+        # a thread's module is made now: initial weights are random, which vmap refuses
+        self._forward.module()
         if not self._one_by_one:
             try:
                 return torch.func.vmap(function)(*stacked)

@@ -171,7 +171,11 @@ def test_what_makes_no_sense_is_one_sentence(tmp_path: Path) -> None:
     refuses("targets of own/test", lambda: landscape(path, inputs(), labels[::-1].copy(), set="own/test"))
     refuses("checkpoints: expected at least one, got none", lambda: measured(path, where="seed == 99"))
     refuses("probes: expected", lambda: measured(path, probes=3))
-    refuses("set of landscape figures .no/test.: expected one of own/test", lambda: ckptzoo.open(path).landscape("no/test"), UnknownNameError)
+    refuses(
+        "set of landscape figures .no/test.: expected one of own/test",
+        lambda: ckptzoo.open(path).landscape("no/test"),
+        UnknownNameError,
+    )
     measured(path, count=9, set="other/test")
     refuses("Name one of them: other/test, own/test", lambda: ckptzoo.open(path).landscape())
     gaussian = archs.architecture("gaussian-mlp-4-3")

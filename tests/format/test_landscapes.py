@@ -21,8 +21,15 @@ from tests.support.effort import examples
 pytestmark = pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
 ARCH = ckptzoo.Architecture("tiny", (ckptzoo.Tensor("w", (2,)),))
 FACTS = {
-    "set": "own/test", "examples": 3, "inputs": "sha256:1", "targets": "sha256:2", "loss": "cross-entropy",
-    "probes": 0, "steps": 0, "tolerance": 0.0, "seed": 0,
+    "set": "own/test",
+    "examples": 3,
+    "inputs": "sha256:1",
+    "targets": "sha256:2",
+    "loss": "cross-entropy",
+    "probes": 0,
+    "steps": 0,
+    "tolerance": 0.0,
+    "seed": 0,
 }
 
 

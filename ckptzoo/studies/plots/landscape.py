@@ -21,7 +21,10 @@ def panels(result: LandscapeStudy) -> Figure:
     count = 2 + bool(result.joined)
     figure = Figure(figsize=(WIDTH * count / 2, 4.2) if count == 2 else (WIDTH * 1.25, 4.2), layout="constrained")
     axes: Any = figure.subplots(1, count)
-    axes[0].hist(result.tops, BINS, color=RAW_COLOUR, alpha=0.8)
+    low, high = float(result.tops.min()), float(result.tops.max())
+    # permuted copies have one value, but for rounding
+    room = max(high - low, 1e-3 * abs(high), 1e-9)
+    axes[0].hist(result.tops, np.linspace(low - 0.02 * room, high + 0.02 * room, BINS + 1), color=RAW_COLOUR, alpha=0.8)
     axes[0].set_xlabel("largest eigenvalue of the Hessian")
     axes[0].set_ylabel("members")
     axes[1].plot(result.losses, result.traces, ".", color=RAW_COLOUR, ms=4, mew=0, alpha=0.5)

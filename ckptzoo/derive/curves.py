@@ -23,6 +23,8 @@ from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.schema.architecture import Architecture
 
+Tensors = dict[str, torch.Tensor]
+
 BATCH = 128
 """Inputs of a step."""
 _MOMENTUM = 0.9
@@ -69,7 +71,7 @@ def middle_points(
     labels = torch.from_numpy(labelled.targets.astype(np.int64))
     aliases = {tensor.name: tensor.aliases for tensor in arch.tensors}
 
-    def loss(parameters: Weights, others: Weights, batch: torch.Tensor, some: torch.Tensor) -> torch.Tensor:
+    def loss(parameters: Tensors, others: Tensors, batch: torch.Tensor, some: torch.Tensor) -> torch.Tensor:
         tied = {alias: value for name, value in parameters.items() for alias in aliases[name]}
         member: dict[str, Any] = {**others, **constants, **parameters, **tied}
         return functional.cross_entropy(forward.call(forward.module(), member, batch), some)

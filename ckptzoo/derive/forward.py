@@ -106,7 +106,7 @@ class Forward:
         """
         return self._stacked_function(shape) is not None
 
-    def batches(self, inputs: NDArray[np.float32], max_size: int) -> list[torch.Tensor]:
+    def batches(self, inputs: NDArray[Any], max_size: int) -> list[torch.Tensor]:
         """Inputs in equal batches of at most ``max_size``, the last one filled up with zeros."""
         # equal sizes, because the last bit of a matrix product may depend on the number of its rows
         size = -(-len(inputs) // -(-len(inputs) // max_size))

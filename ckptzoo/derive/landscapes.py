@@ -2,12 +2,12 @@
 
 import hashlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -257,7 +257,7 @@ class _LandscapeJob:
             forward.full_precision(),
             # not ``in_order``, which lets the system take back what one product has freed before the next one
             ThreadPoolExecutor(min(cores(), MAX_THREADS)) as pool,
-            closing(pool.map(self._measure, stacks)) as results,
+            closing(cast(Generator[Values], pool.map(self._measure, stacks))) as results,
         ):
             for figures in results:
                 found.append(figures)

@@ -303,7 +303,7 @@ def _rank_correlation(one: Values, other: Values) -> float:
         return float("nan")
     # Spearman's correlation is Pearson's of the ranks, which argsort of argsort are
     ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def _largest(values: Values) -> float | None:

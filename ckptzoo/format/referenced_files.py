@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format.references import SAFETENSORS, References, TensorPlace, inode_of
-from ckptzoo.format.sources import RemoteReader, Servers
+from ckptzoo.format.sources import RangeReader, Servers
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.schema.layout import Span
 
@@ -49,7 +49,7 @@ class ReferencedFiles:
     ) -> None:
         self.references, self._folders, self._zoo = references, dict(folders), zoo
         self._servers = dict(servers or {})
-        self._readers = dict[Servers, RemoteReader]()
+        self._readers = dict[Servers, RangeReader]()
         self._added, self._checked = set[int](), set[int]()
         # headers that fit their layouts, and for each layout the last one with its digest: most files have the same
         self._known = dict[tuple[int, bytes], None]()
@@ -223,7 +223,7 @@ class ReferencedFiles:
             raise ZooError(Problem(self._zoo, what, "a source that was linked on this machine", "none", step))
         return servers
 
-    def _reader(self, piece: int) -> RemoteReader:
+    def _reader(self, piece: int) -> RangeReader:
         """The reader of a reference's file, which it knows from then on."""
         references = self.references
         source, number = references.kinds[piece]

@@ -44,12 +44,12 @@ class Servers:
         named = tuple(sorted({*self.named, *other.named}))
         return Servers(named, other.endpoint or self.endpoint, other.token, self.is_linked)
 
-    def reader(self, zoo: str) -> "RemoteReader":
+    def reader(self, zoo: str) -> "RangeReader":
         """The reader of files on these servers; ``zoo`` is for messages."""
         return ckptzoo.RemoteReferences(zoo, servers=self.named, endpoint=self.endpoint, token=self.token)
 
 
-class RemoteReader(Protocol):
+class RangeReader(Protocol):
     """Reads ranges of files on other machines, as ``ckptzoo.remote.referenced.RemoteReferences``."""
 
     def add(self, files: Iterable[RemoteFile]) -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator
 
 from ckptzoo.studies.landscape import LandscapeStudy
-from ckptzoo.studies.shared.plots import DERIVED_COLOUR, MUTED, RAW_COLOUR, WIDTH, abbreviated, head, styled
+from ckptzoo.studies.shared.plots import DERIVED_COLOUR, RAW_COLOUR, WIDTH, abbreviated, head, styled
 from ckptzoo.text import counted
 
 BINS = 40
@@ -19,7 +20,7 @@ BINS = 40
 def panels(result: LandscapeStudy) -> Figure:
     """A histogram of the largest eigenvalues, traces against losses, and mean losses on lines and curves."""
     count = 2 + bool(result.joined)
-    figure = Figure(figsize=(WIDTH * count / 2, 4.2) if count == 2 else (WIDTH * 1.25, 4.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 4.2), layout="constrained")
     axes: Any = figure.subplots(1, count)
     low, high = float(result.tops.min()), float(result.tops.max())
     # permuted copies have one value, but for rounding
@@ -28,7 +29,7 @@ def panels(result: LandscapeStudy) -> Figure:
     axes[0].set_xlabel("largest eigenvalue of the Hessian")
     axes[0].set_ylabel("members")
     axes[1].plot(result.losses, result.traces, ".", color=RAW_COLOUR, ms=4, mew=0, alpha=0.5)
-    axes[1].set_xlabel(f"loss on {abbreviated(result.set, 22)} (nats)")
+    axes[1].set_xlabel("loss (nats)")
     axes[1].set_ylabel("trace of the Hessian")
     handles: list[Any] = []
     for (way, joined), colour in zip(result.joined.items(), (RAW_COLOUR, DERIVED_COLOUR), strict=False):
@@ -40,12 +41,13 @@ def panels(result: LandscapeStudy) -> Figure:
         axes[2].set_xlabel("from the first member to the second")
         axes[2].set_ylabel("mean loss (nats)")
         axes[2].set_yscale("log")
+        axes[2].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes[2].yaxis.set_major_formatter("{x:g}")
-        axes[2].yaxis.set_minor_formatter("{x:g}")
-        axes[2].tick_params(which="minor", labelsize=8, labelcolor=MUTED)
-    said = f"{abbreviated(result.name, 32)}: the loss around {counted(result.members, 'member')}"
+        axes[2].yaxis.set_minor_formatter("")
+    where = f"{abbreviated(result.name, 32)} on {abbreviated(result.set, 22)}"
+    said = f"{where}: the loss around {counted(result.members, 'member')}"
     pairs = f" and between {counted(len(result.pairs), 'pair')}" if result.joined else ""
-    head(figure, f"{said}{pairs}", handles, columns=4)
+    head(figure, f"{said}{pairs}", handles, columns=2)
     return figure
 
 

@@ -52,7 +52,7 @@ def lanczos(product: Product, starts: Values, *, steps: int, tolerance: float) -
     K, P = starts.shape
     steps = min(steps, P)
     basis, tridiagonal = np.zeros((K, steps, P)), np.zeros((K, steps, steps))
-    values, bounds, norms = np.full(K, np.nan), np.full(K, np.nan), np.zeros(K)
+    values, bounds = np.full(K, np.nan), np.full(K, np.nan)
     going = np.ones(K, bool)
     following = starts / np.linalg.norm(starts, axis=1, keepdims=True)
     for step in range(steps):
@@ -75,9 +75,8 @@ def lanczos(product: Product, starts: Values, *, steps: int, tolerance: float) -
         if not going.any() or step + 1 == steps:
             basis, tridiagonal = known, tridiagonal[:, : step + 1, : step + 1]
             break
-        norms = np.where(going, rest, 1)
         tridiagonal[going, step + 1, step] = tridiagonal[going, step, step + 1] = rest[going]
-        following = vectors / norms[:, None]
+        following = vectors / np.where(going, rest, 1)[:, None]
     return Lanczos(values, bounds, basis, np.trace(tridiagonal, axis1=1, axis2=2))
 
 

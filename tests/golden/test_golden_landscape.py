@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 
 import ckptzoo
 from ckptzoo.derive.hessians import Hessians
+from ckptzoo.schema.metadata import LANDSCAPE_COLUMNS
 from tests.support.derived_zoos import inputs_of
 
 GOLDEN = Path(__file__).parent / "v1-landscape"
@@ -32,6 +34,13 @@ def test_the_golden_figures_are_those_of_the_networks() -> None:
     assert exact["hessian_trace_error"] == exact["hessian_top_error"] == [None] * 5
     assert [value is None for value in estimated["loss"]] == [False, True, True, True, False]
     assert all(estimated[f"hessian_{name}_error"][4] > 0 for name in ("trace", "top"))
+
+
+def test_the_page_lists_the_columns_in_their_order() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+    section = text.partition("## Landscape figures\n")[2].partition("\n## ")[0]
+    listed = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE)
+    assert listed == [(column.name, column.type) for column in LANDSCAPE_COLUMNS]
 
 
 def test_a_reader_written_from_the_page_alone() -> None:

@@ -38,7 +38,7 @@ def panels(result: LandscapeStudy) -> Figure:
             axes[2].plot(points, losses.mean(0), style, color=colour, lw=1.8)
             handles.append(Line2D([], [], color=colour, ls=style, lw=1.8, label=f"{name}, {way}"))
     if result.joined:
-        axes[2].set_xlabel("from the first member to the second")
+        axes[2].set_xlabel("from first to second member")
         axes[2].set_ylabel("mean loss (nats)")
         axes[2].set_yscale("log")
         axes[2].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -21,12 +21,13 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from builders import losses
-from builders.posterior import optunet
 from builders.state import Tensors
 from ckptzoo import archs
+from ckptzoo.derive import optunet_curvature
+from ckptzoo.derive.last_layer import NetworkWithInputs, last_linear
+from ckptzoo.derive.optunet_curvature import OptuNetCurvature
 from ckptzoo.errors import Problem, ZooError
 
 MAX_DENSE_BYTES = 2**28
@@ -152,15 +153,16 @@ def last_layer(
     >>> factors.inputs.tolist()
     [[1.0, 3.0, 1.0], [3.0, 9.0, 3.0], [1.0, 3.0, 1.0]]
     """
-    layer = _last_linear(architecture, weights, inputs)
+    two = inputs.network_inputs(inputs.raw[:2].to(_device(weights)))
+    layer = last_linear(_module(architecture), weights, two, location=architecture)
     has_bias, device = f"{layer}.bias" in weights, _device(weights)
     root = losses.get(loss).hessian_root
 
     def block_sums(start: int) -> tuple[torch.Tensor, ...]:
-        network = _NetworkWithInputs(architecture, weights, layer)
+        network = NetworkWithInputs(_module(architecture), layer)
         totals: tuple[torch.Tensor, ...] = ()
         for batch in inputs.batches(start, _FEATURE_EXAMPLES, device):
-            outputs, (features,) = network(batch)
+            outputs, (features,) = network(weights, batch)
             features = features.double()
             if has_bias:
                 features = torch.cat([features, features.new_ones(len(features), 1)], 1)
@@ -171,41 +173,6 @@ def last_layer(
 
     products, hessians = _sum_of_blocks(block_sums, inputs, workers)
     return LastLayer(layer, has_bias, products, hessians, len(inputs.raw))
-
-
-class _NetworkWithInputs:
-    """A network that also returns the inputs of its layer ``layer``; each thread needs its own."""
-
-    def __init__(self, architecture: str, weights: Tensors, layer: str) -> None:
-        self._module, self._weights = _module(architecture), weights
-        self._given: list[torch.Tensor] = []
-        self._module.get_submodule(layer).register_forward_pre_hook(self._note)
-
-    def _note(self, module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> None:
-        self._given.append(arguments[0])
-
-    def __call__(self, inputs: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Return the outputs, and the layer's inputs at each time that it was used."""
-        self._given.clear()
-        with torch.no_grad():
-            # the hook has seen the layer's inputs when this returns
-            outputs = torch.func.functional_call(self._module, self._weights, (inputs,))
-        return outputs, list(self._given)
-
-
-def _last_linear(architecture: str, weights: Tensors, inputs: TrainingInputs) -> str:
-    """Return the linear layer that gives the network's outputs, determined on two examples."""
-    layers = [name for name, module in _module(architecture).named_modules() if isinstance(module, torch.nn.Linear)]
-    batch = inputs.network_inputs(inputs.raw[:2].to(_device(weights)))
-    for layer in reversed(layers):
-        outputs, given = _NetworkWithInputs(architecture, weights, layer)(batch)
-        tensors = [weights[name] for name in (f"{layer}.weight", f"{layer}.bias") if name in weights]
-        # the same call on the same numbers, so that the bits are the same
-        if len(given) == 1 and given[0].ndim == 2 and torch.equal(outputs, functional.linear(given[0], *tensors)):
-            return layer
-    expected = "a linear layer, used once, whose outputs are the network's"
-    step = "Use the curvature of the whole network, or add such a layer."
-    raise ZooError(Problem(architecture, "last layer", expected, ", ".join(layers) or "no linear layer", step))
 
 
 def row_function(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -229,7 +196,13 @@ def row_function(architecture: str, loss: str, weights: Tensors) -> Callable[[to
 def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function from inputs (B, ...) to G, (P, P) float64; each thread needs its own."""
     if architecture == _OPTUNET:
-        return optunet.Gram(loss, weights)
+        root = losses.get(loss).hessian_root
+
+        def output_hessian(outputs: torch.Tensor) -> torch.Tensor:
+            roots = root(outputs)
+            return roots @ roots.transpose(1, 2)
+
+        return OptuNetCurvature(weights, output_hessian).gauss_newton
     rows_of = row_function(architecture, loss, weights)
 
     def gram(inputs: torch.Tensor) -> torch.Tensor:
@@ -242,7 +215,7 @@ def _gram(architecture: str, loss: str, weights: Tensors) -> Callable[[torch.Ten
 def _batch(architecture: str, loss: str, weights: Tensors, inputs: TrainingInputs) -> int:
     """Return how many examples G is computed from at a time, whatever the threads, so that no bit depends on them."""
     if architecture == _OPTUNET:
-        return optunet.BATCH
+        return optunet_curvature.BATCH
     example = next(inputs.batches(0, 1, _device(weights)))
     rows = row_function(architecture, loss, weights)(example)
     return max(1, max(_ROW_BYTES, 2 * rows.shape[1] ** 2) // rows.nbytes)

@@ -10,7 +10,7 @@ import typer
 from ckptzoo.cli.cache import cache
 from ckptzoo.cli.catalogue import catalogue
 from ckptzoo.cli.commands import audit, collection, compact, doctor, info, page, retract, show, verify
-from ckptzoo.cli.derive import align, dedupe, derive, predict
+from ckptzoo.cli.derive import align, dedupe, derive, landscape, predict
 from ckptzoo.cli.exits import (
     INTERRUPTED,
     USAGE,
@@ -51,7 +51,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # in the order of ckptzoo --help
-for _command in (info, show, page, verify, rebuild, export, compare, derive, align, predict, dedupe, mmd):
+for _command in (info, show, page, verify, rebuild, export, compare, derive, align, predict, landscape, dedupe, mmd):
     app.command()(_command)
 app.add_typer(study)
 app.command()(catalogue)

@@ -1,4 +1,4 @@
-"""The commands that compute something of every checkpoint: variants, predictions, copies."""
+"""The commands that compute something of every checkpoint: variants, predictions, curvature, copies."""
 
 import contextlib
 import sys
@@ -27,9 +27,12 @@ from ckptzoo.cli.options import (
     folder,
     opened,
     parse_input_shape,
+    print_result,
 )
 from ckptzoo.cli.ray_shares import On, work_on_ray
 
+_MAX_EXAMPLES = 1_000
+"""The number of images on which the loss around checkpoints is measured where no set is named."""
 _MAX_PAIRS, _MAX_NAMED = 100, 8
 """The maximum of groups and of pairs that dedupe prints, and of ids in a line."""
 
@@ -322,6 +325,66 @@ def predict(
             results[-1].print(console())
     if as_json:
         emit({"zoo": zoo, "sets": [result.to_json() for result in results]})
+
+
+def landscape(
+    zoo: ZooFolder,
+    set: Annotated[
+        str | None,
+        typer.Option(
+            "--set",
+            metavar="SET",
+            help="Labelled inputs, such as mnist/test-500.  [default: the first 1,000 of the networks' test set]",
+        ),
+    ] = None,
+    data: Data = None,
+    inputs: LabelledFile = None,
+    where: Where = None,
+    module: Module = None,
+    probes: Annotated[
+        int, typer.Option(metavar="N", min=30, max=100_000, help="Random vectors of an estimated trace.")
+    ] = 64,
+    steps: Annotated[
+        int, typer.Option(metavar="N", min=2, max=1_000, help="Steps of Lanczos' method, at most, for an eigenvalue.")
+    ] = 32,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of the random vectors.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Store trace and largest eigenvalue of the Hessian of every checkpoint's loss.
+
+    Exact for networks of up to 1,000 parameters, else estimated, with errors; zoo.landscape() reads them and ckptzoo
+    study landscape draws them. What was measured before is left alone, so that a call that was killed is continued by
+    the next. With --inputs they are your own, as the networks take them, under the name SET, such as my-data/test.
+    """
+    import ckptzoo
+    from ckptzoo import derive
+    from ckptzoo.derive.labelled import read_labelled
+    from ckptzoo.hub.contributions.inputs import labelled_of
+
+    root = folder(zoo)
+    if inputs is not None and (data is not None or set is None):
+        raise typer.BadParameter("--inputs needs a name for what is in it, --set my-data/test, and no --data.")
+    chosen = ckptzoo.open(root)
+    chosen = chosen if where is None else chosen.where(where)
+    labelled = labelled_of(chosen, set, data=data) if inputs is None else read_labelled(inputs)
+    name = set or labelled.set
+    if set is None and len(labelled.inputs) > _MAX_EXAMPLES:
+        name = f"{name}-{_MAX_EXAMPLES}"
+    count = len(labelled.inputs) if set is not None else _MAX_EXAMPLES
+    with bar(f"measuring on {name}") as progress:
+        measured = derive.landscape(
+            root,
+            labelled.inputs[:count],
+            labelled.targets[:count],
+            set=name,
+            where=where,
+            module=_network(root, module),
+            probes=probes,
+            steps=steps,
+            seed=seed,
+            progress=progress,
+        )
+    print_result(measured, as_json)
 
 
 def dedupe(

@@ -1,6 +1,6 @@
 """The commands of ``ckptzoo study`` that join networks by lines or score means of them: they need labelled inputs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -227,3 +227,32 @@ def pairs(
         "seed": seed,
     }
     shown.answer("pairs", chosen, labelled, module=scored.network(chosen), **options, said="joining pairs")
+
+
+@expand_dataclasses
+def landscape(
+    zoo: ZooAddress,
+    pairs: Annotated[int, typer.Option(metavar="N", min=0, help="Pairs of members that are joined.")] = 8,
+    curve_steps: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Steps of the training of a curve; 0 leaves curves out.")
+    ] = 500,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of pairs, inputs and training.")] = 0,
+    *,
+    scored: LabelledOptions,
+    shown: StudyOptions,
+) -> None:
+    """How sharp are the minima of a zoo, and are they connected?
+
+    Hessians' traces and largest eigenvalues, which ckptzoo landscape stores, and of pairs the likeness of their last
+    features and the losses on lines and on curves (arXiv 1802.10026).
+    """
+    chosen = shown.opened(zoo)
+    known = chosen.landscapes
+    measured = scored.set if scored.set in known or len(known) != 1 else known[0]
+    labelled = None
+    if pairs:
+        named = scored if scored.set is not None or scored.inputs is not None else replace(scored, set=measured)
+        labelled = named.labelled(chosen)
+    options: dict[str, Any] = {"set": measured, "pairs": pairs, "curve_steps": curve_steps, "seed": seed}
+    options["module"] = scored.network(chosen)
+    shown.answer("landscape", chosen, labelled, **options, said="joining pairs")

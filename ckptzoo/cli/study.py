@@ -13,7 +13,7 @@ from ckptzoo.cli.completion import (
     complete_variants,
     complete_zoos,
 )
-from ckptzoo.cli.loss_studies import barriers, compact, pairs, steps, transpositions
+from ckptzoo.cli.loss_studies import barriers, compact, landscape, pairs, steps, transpositions
 from ckptzoo.cli.options import (
     AsJson,
     ResultOptions,
@@ -354,7 +354,7 @@ def novelty(
 
 
 # in the order of ckptzoo study --help
-for _command in (barriers, transpositions, steps, compact, pairs):
+for _command in (barriers, transpositions, steps, compact, pairs, landscape):
     study.command()(_command)
 
 

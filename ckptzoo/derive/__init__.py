@@ -1,9 +1,10 @@
-"""Variants of a zoo with equivalence checks, predictions, draws, averages, and checkpoints that are one network."""
+"""Variants of a zoo with equivalence checks, predictions, curvature, draws, averages, and checkpoints that are one."""
 
 from ckptzoo.derive.aligned import align_zoo
 from ckptzoo.derive.averages import Averaged, Trial, average, measured_on, soup
 from ckptzoo.derive.draws import draws
 from ckptzoo.derive.duplicates import Duplicates, dedupe
+from ckptzoo.derive.landscapes import Landscape, landscape
 from ckptzoo.derive.near_copies import NearCopies, near_copies
 from ckptzoo.derive.predictions import Predicted, predict
 from ckptzoo.derive.tables import declare
@@ -14,6 +15,7 @@ __all__ = [
     "Derived",
     "Duplicates",
     "EquivalenceReport",
+    "Landscape",
     "NearCopies",
     "Predicted",
     "Trial",
@@ -23,6 +25,7 @@ __all__ = [
     "dedupe",
     "derive",
     "draws",
+    "landscape",
     "measured_on",
     "near_copies",
     "predict",

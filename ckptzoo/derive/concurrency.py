@@ -30,7 +30,7 @@ def in_order(
     caller that lets go of a result before it asks for the next has one more in memory than there are threads at most.
     """
     _map_arrays(_LARGE_BYTES)
-    count = min(_cores(), max_threads)
+    count = min(cores(), max_threads)
     waiting: deque[Future[_Result]] = deque()
 
     def done(item: _Item) -> _Result:
@@ -79,7 +79,7 @@ def _return_freed_memory() -> None:
         library.malloc_trim(0)
 
 
-def _cores() -> int:
+def cores() -> int:
     """Cores that this process may run on."""
     # cpu_count() also counts cores that a container or taskset keeps from the process; macOS has no affinity
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -106,7 +106,7 @@ class Forward:
         """
         return self._stacked_function(shape) is not None
 
-    def batches(self, inputs: NDArray[np.float32], max_size: int) -> list[torch.Tensor]:
+    def batches(self, inputs: NDArray[Any], max_size: int) -> list[torch.Tensor]:
         """Inputs in equal batches of at most ``max_size``, the last one filled up with zeros."""
         # equal sizes, because the last bit of a matrix product may depend on the number of its rows
         size = -(-len(inputs) // -(-len(inputs) // max_size))
@@ -121,21 +121,8 @@ class Forward:
         ``weights`` maps tensor names to (K, *shape) of any floating dtype; ``batches`` are inputs (B, *input_shape);
         ``stacked`` says whether all checkpoints are evaluated at once, or the only one alone.
         """
-        dtype, module = str(batches[0].dtype).removeprefix("torch."), self.module()
-        state: dict[str, torch.Tensor] = {}
-        for tensor in self._arch.tensors:
-            array = weights[tensor.name]
-            # float64 weights beyond float32 become infinities, as a network in float32 would have them
-            with np.errstate(over="ignore"):
-                stacked_tensor = torch.from_numpy(np.array(array, None if array.dtype.kind in "iub" else dtype))
-            stacked_tensor = stacked_tensor.to(self._device)
-            for name in (tensor.name, *tensor.aliases):
-                state[name] = stacked_tensor
-
-        constants = {
-            name: value.to(self._device, batches[0].dtype if value.is_floating_point() else None)
-            for name, value in self._constants.items()
-        }
+        state, constants = self.tensors(weights, batches[0].dtype)
+        module = self.module()
 
         def forward(member: Mapping[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
             return self.call(module, {**member, **constants}, batch)
@@ -156,6 +143,24 @@ class Forward:
             with torch.no_grad():
                 outputs = evaluate(batch)
             yield outputs
+
+    def tensors(self, weights: Weights, dtype: torch.dtype) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Return the tensors (K, *shape) of K checkpoints under all of their names, and the module's constants."""
+        numpy_dtype = str(dtype).removeprefix("torch.")
+        state: dict[str, torch.Tensor] = {}
+        for tensor in self._arch.tensors:
+            array = weights[tensor.name]
+            # float64 weights beyond float32 become infinities, as a network in float32 would have them
+            with np.errstate(over="ignore"):
+                stacked_tensor = torch.from_numpy(np.array(array, None if array.dtype.kind in "iub" else numpy_dtype))
+            stacked_tensor = stacked_tensor.to(self._device)
+            for name in (tensor.name, *tensor.aliases):
+                state[name] = stacked_tensor
+        constants = {
+            name: value.to(self._device, dtype if value.is_floating_point() else None)
+            for name, value in self._constants.items()
+        }
+        return state, constants
 
     def _of_stack(
         self,

@@ -77,6 +77,8 @@ def belongs_to_zoo(name: str) -> bool:
             return bool(layout.release_names([last]))
         case [layout.REPRODUCED]:
             return layout.REPRODUCTION_FILE.fullmatch(last) is not None
+        case [layout.LANDSCAPE]:
+            return layout.LANDSCAPE_FILE.fullmatch(last) is not None
         case [layout.PAGES]:
             return name == layout.EXPLORER
         case [layout.PICTURES, *_]:

@@ -24,6 +24,7 @@ from ckptzoo.format.digests import check_part
 from ckptzoo.format.durable import regular
 from ckptzoo.format.files import DEREFERENCE, Files, Folder, leads_outside
 from ckptzoo.format.header import Entry, header_length, read_header
+from ckptzoo.format.landscapes import landscape_problems
 from ckptzoo.format.maintenance import LISTING, belongs_to_zoo
 from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.part import Part, StoredRows, part_digest
@@ -138,6 +139,7 @@ def _found(root: Path, deep: bool, progress: Progress | None, trees: dict[str, T
     tombstones = trees.get(f"{layout.DERIVED}/{layout.RETRACTED}", empty_tree(layout.RETRACTED))
     yield from release_problems(files, identity, raw, tombstones)
     yield from reproduction_problems(files, identity, raw)
+    yield from landscape_problems(files, identity, raw)
     contents = Contents(
         files,
         identity,
@@ -231,7 +233,7 @@ def _foreign(root: Path) -> Iterator[Problem]:
     """Files beside the zoo's own folders that are no part of it, and links out of the folder; not hidden ones."""
     for path in sorted(root.iterdir()):
         trees = (layout.PARTS, layout.DERIVED, layout.SNAPSHOTS, layout.PICTURES, layout.PAGES, layout.SPLITS)
-        trees = (*trees, layout.RELEASES, layout.REPRODUCED)
+        trees = (*trees, layout.RELEASES, layout.REPRODUCED, layout.LANDSCAPE)
         known = path.name in trees if path.is_dir() else belongs_to_zoo(path.name)
         if not known and not path.name.startswith("."):
             advice = "Move it out of the zoo's folder, or let its name begin with a dot."
@@ -289,6 +291,10 @@ def _strays(root: Path) -> Iterator[Problem]:
     for path in sorted(marks.iterdir()) if marks.is_dir() else []:
         if not path.name.startswith(".") and not layout.REPRODUCTION_FILE.fullmatch(path.name):
             yield Problem(f"{root.name}/{layout.REPRODUCED}", "a mark", "<16 hex>.json", repr(path.name), step)
+    figures = root / layout.LANDSCAPE
+    for path in sorted(figures.iterdir()) if figures.is_dir() else []:
+        if not path.name.startswith(".") and not layout.LANDSCAPE_FILE.fullmatch(path.name):
+            yield Problem(f"{root.name}/{layout.LANDSCAPE}", "figures", "<16 hex>.parquet", repr(path.name), step)
     snapshots = root / layout.SNAPSHOTS
     for path in sorted(snapshots.iterdir()) if snapshots.is_dir() else []:
         if not path.name.startswith(".") and not layout.SNAPSHOT_NAME.fullmatch(path.name):

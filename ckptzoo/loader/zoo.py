@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ckptzoo.arguments import Count, Seed, Within, checked
 from ckptzoo.errors import AbsentError, Problem, UnknownNameError, ZooError, require
 from ckptzoo.format.files import Files, Folder
+from ckptzoo.format.landscapes import figures_of, landscape_sets
 from ckptzoo.format.reader import Contents, read_contents, read_documents
 from ckptzoo.format.releases import read_release, read_releases
 from ckptzoo.format.reproductions import read_reproductions
@@ -384,6 +385,37 @@ class Zoo:
     def reproduced(self) -> tuple[Reproduction, ...]:
         """The marks of checkpoints that somebody trained again bit for bit: ids, by whom, when and on what."""
         return read_reproductions(self._contents.files, self._contents.identity)
+
+    @property
+    def landscapes(self) -> tuple[str, ...]:
+        """Every set of inputs on which figures of the loss around checkpoints are stored; ``landscape`` has these."""
+        return landscape_sets(self._contents.files, self._contents.identity)
+
+    @checked
+    def landscape(self, set: str | None = None) -> pa.Table:
+        """Figures of the loss around these checkpoints: its Hessian's trace and largest eigenvalue, as far as stored.
+
+        ``ckptzoo.derive.landscape`` measures and stores them.
+
+        Parameters
+        ----------
+        set
+            the inputs on which the loss was measured, such as ``mnist/test-1000``; by default the only ones.
+
+        Returns
+        -------
+        pyarrow.Table
+            A row for each checkpoint, in this zoo's order: ``id``, ``loss``, ``hessian_trace``, ``hessian_top`` and
+            their errors; null where nothing was measured.
+
+        Raises
+        ------
+        UnknownNameError
+            Nothing was measured on such a set.
+        ZooError
+            Nothing was measured, or on several sets and none is named.
+        """
+        return figures_of(self._contents.files, self._contents.identity, self._selection.ids, set)
 
     @property
     def variants(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Measurements of arrays of weights and predictions. Pure arrays, no files."""
 
 from ckptzoo.measure.barriers import Barriers, barriers
+from ckptzoo.measure.cka import linear_cka
 from ckptzoo.measure.convergence import Convergence, convergence
 from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.gaussians import divergence, signal_to_noise, wasserstein
@@ -17,6 +18,7 @@ __all__ = [
     "convergence",
     "divergence",
     "independence",
+    "linear_cka",
     "mmd2",
     "mmd_test",
     "p_value",

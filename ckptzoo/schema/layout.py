@@ -27,6 +27,7 @@ PICTURES = "pictures"
 SPLITS = "splits"
 RELEASES = "releases"
 REPRODUCED = "reproduced"
+LANDSCAPE = "landscape"
 PAGES = "pages"
 EXPLORER = f"{PAGES}/explorer.html"
 """The file of the page that shows a zoo."""
@@ -75,6 +76,7 @@ RELEASE_NAME = re.compile(
 """A name that is a tag of git too (git-check-ref-format(1)), and neither a branch nor what reads like a commit."""
 RELEASE_FILE = re.compile(r"([a-z0-9.-]{1,64})\.json")
 REPRODUCTION_FILE = re.compile(r"[0-9a-f]{16}\.json")
+LANDSCAPE_FILE = re.compile(r"[0-9a-f]{16}\.parquet")
 SET_NAME = re.compile(r"(?=.{3,51}\Z)([a-z0-9]+(?:-[a-z0-9]+)*)/([a-z0-9]+(?:-[a-z0-9]+)*)")
 """A set of inputs: a data set and which of its examples, as ``fashion-mnist/test``."""
 
@@ -109,6 +111,16 @@ def reproduction_file(digest: str) -> str:
 def reproduction_files(files: Iterable[str]) -> tuple[str, ...]:
     """The paths of marks whose documents are among some files of the folder ``reproduced``, in order."""
     return tuple(f"{REPRODUCED}/{file}" for file in sorted(files) if REPRODUCTION_FILE.fullmatch(file))
+
+
+def landscape_file(seal: str) -> str:
+    """``landscape/9f2c41aa01234567.parquet`` for a file whose seal is ``9f2c41aa01234567...``."""
+    return f"{LANDSCAPE}/{seal[:16]}.parquet"
+
+
+def landscape_files(files: Iterable[str]) -> tuple[str, ...]:
+    """The paths of tables of figures that are among some files of the folder ``landscape``, in order."""
+    return tuple(f"{LANDSCAPE}/{file}" for file in sorted(files) if LANDSCAPE_FILE.fullmatch(file))
 
 
 def predictions_name(inputs: str) -> str:

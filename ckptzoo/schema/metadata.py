@@ -122,6 +122,18 @@ DIGEST_COLUMNS = (
 )  # fmt: skip
 """Every column of the digests of weights that lie in files of others."""
 
+LANDSCAPE_COLUMNS = (
+    Column("id", "string", "the checkpoint"),
+    Column("unit", "string", "digest of the raw part that has its weights"),
+    Column("loss", "float64", "mean cross-entropy in nats, on the inputs of the file"),
+    Column("hessian_trace", "float64", "trace of the Hessian of that loss with respect to the parameters"),
+    Column("hessian_trace_error", "float64", "standard error of the trace; null where it is exact"),
+    Column("hessian_top", "float64", "largest eigenvalue of that Hessian"),
+    Column("hessian_top_error", "float64", "there is an eigenvalue that near to it; null where it is exact"),
+)  # fmt: skip
+"""Every column of the figures of the loss around checkpoints, ``landscape/*.parquet``; NaN where weights, or outputs,
+are not finite."""
+
 FIGURES = tuple(column.name for column in MEASURED_COLUMNS[4:])
 """The columns that fill those of other parts."""
 

@@ -61,7 +61,8 @@ def variables(words: str) -> dict[str, str]:
         (
             "study ",
             [
-                *("barriers", "collapse", "compact", "ensembles", "independence", "marginals", "mass", "modes"),
+                *("barriers", "collapse", "compact", "ensembles", "independence", "landscape"),
+                *("marginals", "mass", "modes"),
                 *("novelty", "pairs"),
                 *("permutations", "posteriors", "predict-accuracy", "steps", "symmetries", "toy", "transpositions"),
             ],

@@ -133,6 +133,7 @@ LINES = {
     "study predict-accuracy": "few", "study toy": "few", "study ensembles": "few", "study posteriors": "few few",
     "study collapse": "few", "study barriers": "few --inputs own.npz --pairs 1 --points 3",
     "study transpositions": "few --no-barriers", "study steps": "few --no-barriers",
+    "landscape": "few --inputs own.npz --set own/test", "study landscape": "few --pairs 0",
     "study independence": "few", "study novelty": "few few",
     "study compact": "few --inputs own.npz --draws 2", "study pairs": "few --no-barriers", "splits make": "few main",
     "splits import": "few main --from split.csv", "splits list": "few", "splits show": "few main", "cache ls": "",

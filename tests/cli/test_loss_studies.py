@@ -48,6 +48,20 @@ def test_each_study_finds_the_test_set_of_the_zoo(zoo: Path, capsys: pytest.Capt
     assert answer(capsys, "study", "pairs", zoo, "--no-barriers", "--json")["set"] is None
 
 
+def test_landscape_measures_once_and_the_study_reads_it(zoo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["study", "landscape", str(zoo)]) == 2 and "Run ckptzoo landscape" in capsys.readouterr().err
+    options = ("--probes", 30, "--steps", 4, "--json")
+    found = answer(capsys, "landscape", zoo, *options)
+    assert (found["set"], found["checkpoints"], found["already"], found["exact"]) == ("mnist/test", 6, 0, False)
+    assert answer(capsys, "landscape", zoo, *options)["already"] == 6
+    found = answer(capsys, "study", "landscape", zoo, "--pairs", 2, "--curve-steps", 3, "--json")
+    assert (found["set"], found["members"], len(found["pairs"]), found["inputs"]) == ("mnist/test", 6, 2, 12)
+    assert answer(capsys, "landscape", zoo, "--set", "mnist/test-5", *options)["examples"] == 5
+    found = answer(capsys, "study", "landscape", zoo, "--set", "mnist/test-5", "--pairs", 0, "--json")
+    assert found["set"] == "mnist/test-5" and found["top_errors"] > 0
+    assert run(["landscape", str(zoo), "--inputs", "own.npz"]) == 2
+
+
 def test_a_network_of_ones_own(zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "network.py"
     file.write_text(MODULE)

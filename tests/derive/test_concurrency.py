@@ -12,7 +12,7 @@ from ckptzoo.derive.concurrency import in_order
 
 @pytest.fixture(params=[1, 3])
 def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(concurrency, "_cores", lambda: request.param)
+    monkeypatch.setattr(concurrency, "cores", lambda: request.param)
     return request.param
 
 

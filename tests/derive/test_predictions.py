@@ -69,7 +69,7 @@ def test_nothing_but_the_network_and_the_number_of_inputs_decides_the_bytes(
     found: list[dict[str, bytes]] = []
     threads = torch.get_num_threads()
     for at, cores in enumerate((1, 2, 5)):
-        monkeypatch.setattr(concurrency, "_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(concurrency, "cores", lambda cores=cores: cores)
         torch.set_num_threads(1 + at % 2)
         try:
             predicted(written(tmp_path / f"{cores}", arch, weights), inputs, targets=None)

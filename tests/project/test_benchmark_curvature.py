@@ -13,7 +13,17 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.exhaustive
 def test_a_tiny_run_has_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CKPTZOO_DATA", raising=False)
-    command = [sys.executable, "benchmarks/curvature.py", "--images", "300", "--repeats", "1", "--backends"]
+    command = [
+        sys.executable,
+        "benchmarks/curvature.py",
+        "--images",
+        "300",
+        "--members",
+        "2",
+        "--repeats",
+        "1",
+        "--backends",
+    ]
     ran = subprocess.run(
         [*command, "--json", str(tmp_path / "out" / "curvature.json")], cwd=ROOT, capture_output=True, text=True
     )
@@ -25,3 +35,9 @@ def test_a_tiny_run_has_every_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("ours, any architecture", 300),
     ]
     assert found["results"][1]["difference"] < 1e-5
+    assert [row["name"] for row in found["hessians"]] == [
+        "ours, whole Hessians",
+        "a loop, whole Hessians",
+        "a loop, Lanczos alone",
+    ]
+    assert found["hessians"][1]["difference"] < 1e-9 and found["hessians"][2]["difference"] < 1e-3

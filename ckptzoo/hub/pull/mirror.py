@@ -18,6 +18,7 @@ from ckptzoo.format.checks import geometry_problems, require_bytes, row_limits
 from ckptzoo.format.durable import locked, sync, write_file
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.header import lay_out
+from ckptzoo.format.landscapes import read_landscapes
 from ckptzoo.format.maintenance import LISTING
 from ckptzoo.format.part import Part, decode_index, decode_rows, filled_rows, part_digest
 from ckptzoo.format.reader import list_trees, read_documents
@@ -37,7 +38,7 @@ from ckptzoo.hub.pull.destination import (
 )
 from ckptzoo.hub.pull.page import read_card_files, read_existing, write_card_files, write_if_changed
 from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection, refuse_local_references
-from ckptzoo.hub.pull.splits import read_splits, write_marks, write_releases, write_splits
+from ckptzoo.hub.pull.splits import read_splits, write_landscapes, write_marks, write_releases, write_splits
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.remote import Remote
 from ckptzoo.remote.stores import decode
@@ -74,7 +75,7 @@ def mirror(
     wanted_trees = [layout.PARTS, *_ROWS_ALONE, *(f"{layout.DERIVED}/{name}" for name in derived)]
     documents, card_files = read_existing(files, layout.DOCUMENTS), read_card_files(files)
     splits, releases = read_splits(files, identity), read_releases(files, identity)
-    marks = read_reproductions(files, identity)
+    marks, figures = read_reproductions(files, identity), read_landscapes(files, identity)
     listing = read_existing(files, (LISTING,)) if selection.is_everything else {}
     stored_selection = {**selection.to_json(), "zoo": digest_of(identity.to_json())}
     partial = not selection.is_everything
@@ -110,6 +111,7 @@ def mirror(
                 _copy_snapshot(files, destination)
             write_releases(root, releases)  # behind the parts, of which the folder now has those that they name
             write_marks(root, marks)
+            write_landscapes(root, figures)
             write_card_files(files, card_files, root, selection, checkpoints=pulled.count(layout.PARTS))
             if selection.is_everything:
                 _copy_listing(listing.get(LISTING, b""), root)

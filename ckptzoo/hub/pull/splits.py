@@ -1,4 +1,4 @@
-"""Splits, releases and marks of a pulled zoo; splits of a part of one name the same members and ids."""
+"""Splits, releases, marks and figures of a pulled zoo; splits of a part of one name the same members and ids."""
 
 import dataclasses
 import warnings
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ckptzoo.format.durable import write_file
 from ckptzoo.format.files import Files
+from ckptzoo.format.landscapes import LandscapeFile
 from ckptzoo.format.splits import read_split, split_names
 from ckptzoo.schema import release as release_format
 from ckptzoo.schema import reproduction as reproduction_format
@@ -42,6 +43,12 @@ def write_marks(root: Path, marks: Sequence[Reproduction]) -> None:
     """Write marks of a zoo of which all checkpoints were pulled; one that exists has the same bytes by its name."""
     for mark in marks:
         _write(root / mark.file, reproduction_format.encode(mark), f"mark {mark.file!r}")
+
+
+def write_landscapes(root: Path, figures: Sequence[LandscapeFile]) -> None:
+    """Write landscape figures of a zoo of which all checkpoints were pulled, with the bytes that they have there."""
+    for one in figures:
+        _write(root / one.file, one.data, f"table of figures {one.file!r}")
 
 
 def _write(path: Path, data: bytes, name: str) -> None:

@@ -92,6 +92,7 @@ def read_local(root: Path, trees: Mapping[str, Tree]) -> LocalZoo:
     pictures = check_pictures(files, card_in(files)) if (root / CARD_TOML).is_file() else ()
     releases = layout.release_names(files.listed(layout.RELEASES))
     marks = layout.reproduction_files(files.listed(layout.REPRODUCED))
+    figures = layout.landscape_files(files.listed(layout.LANDSCAPE))
     documents, card_files = (
         {name: hashed(root / name) for name in names if (root / name).is_file()}
         for names in (
@@ -100,6 +101,7 @@ def read_local(root: Path, trees: Mapping[str, Tree]) -> LocalZoo:
                 *map(layout.split_file, split_names(files)),
                 *map(layout.release_file, releases),
                 *marks,
+                *figures,
             ),
             (*CARDS, *pictures, *check_explorer(files)),
         )

@@ -1,4 +1,6 @@
-r"""The generalised Gauss-Newton matrix of OptuNet, by matrix products instead of 10 backward passes an image.
+r"""Gauss-Newton matrices and Hessians of OptuNet's loss, by matrix products instead of backward passes.
+
+First the generalised Gauss-Newton matrix, in place of 10 backward passes an image.
 
 The outputs are :math:`z = V f + b` with 10 features, the means over space of conv2's channels after ReLU. Feature j
 depends on its own kernel of conv2 and on the one kernel of conv1 that its group sees: its gradient :math:`e_j` has 25 +
@@ -9,13 +11,23 @@ the blocks of :math:`\sum_n J_n^\top H_n J_n` are sums over n of
 
 between the kernels of features j and l, the kernels of j and output k, and outputs k and l; those of a kernel of conv1
 are added up over its five features. That is a tenth of the arithmetic of the product of the full Jacobians.
+
+The Hessian has :math:`\sum_n \sum_k g_{nk} \nabla^2 z_k` besides, with :math:`g_n` the gradient of the loss with
+respect to the outputs. Within a region of the ReLUs and the max-pool, feature j is bilinear in its two kernels, and
+:math:`z_k` in the features and :math:`V_{kj}`, so that the second derivatives are
+
+.. math:: (V^\top g_n)_j\, \frac{1}{16} \sum_{\text{places where j is active}} \frac{\partial h}{\partial w_1},
+   \qquad g_{nk}\, e_j
+
+between both kernels of j, h being the pooled channel that a weight of the second one reads, and between :math:`V_{kj}`
+and the kernels of j. None is on the diagonal: the Hessian and the Gauss-Newton matrix have one trace.
 """
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
-
-from builders import losses
-from builders.state import Tensors
 
 # Outputs of conv2, those of each of its groups, and the weights of a kernel of conv1 (4x4) and of conv2 (5x5).
 _FEATURES, _PER_GROUP, _KERNEL1, _KERNEL2 = 10, 5, 16, 25
@@ -27,14 +39,32 @@ BATCH = 256
 """Images at a time: their intermediate results are a few megabytes."""
 
 
-class Gram:
-    """G of batches of images, in the order conv1.weight, conv2.weight, fc.weight, fc.bias.
+OutputFunction = Callable[[torch.Tensor], torch.Tensor]
 
-    ``weights`` is ``{name: shape}`` of one network. Features and their gradients are in its dtype, products in float64.
+
+class _Features(NamedTuple):
+    """The features (B, 10) of images and their gradients (B, 10, 41), float64: the kernel of conv1, then that of conv2.
+
+    ``share`` (2 B, 5, 16) is 1 / 16 at the places where a feature is active, 0 elsewhere; ``seen`` (B, 128, 16) are the
+    derivatives of the pooled channels with respect to their kernels of conv1.
     """
 
-    def __init__(self, loss: str, weights: Tensors) -> None:
-        self._root = losses.get(loss).hessian_root
+    features: torch.Tensor
+    gradients: torch.Tensor
+    share: torch.Tensor
+    seen: torch.Tensor
+
+
+class OptuNetCurvature:
+    """Curvature of the summed loss over batches of images, in the order conv1.weight, conv2.weight, fc.weight, fc.bias.
+
+    ``weights`` is ``{name: shape}`` of one network, and ``output_hessian`` maps outputs (B, 10) to the Hessians (B, 10,
+    10) of the examples' losses with respect to them, both float64. Features and their gradients are in the dtype of the
+    weights, products in float64.
+    """
+
+    def __init__(self, weights: Mapping[str, torch.Tensor], output_hessian: OutputFunction) -> None:
+        self._output_hessian = output_hessian
         self._conv1, self._conv2 = weights["conv1.weight"], weights["conv2.weight"]
         self._head, self._bias = weights["fc.weight"].double(), weights["fc.bias"].double()
         device, dtype = self._conv1.device, self._conv1.dtype
@@ -50,12 +80,48 @@ class Gram:
         self._places = torch.cat([kernel1, kernel2], 1)
         """The places (10, 41) of the parameters of each feature among all."""
 
-    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+    def gauss_newton(self, images: torch.Tensor) -> torch.Tensor:
         """Return (392, 392) float64 of images (B, 1, 28, 28)."""
-        features, gradients = self._feature_gradients(images)
+        found = self._feature_gradients(images)
+        return self._gauss_newton(found, self._outputs(found))
+
+    def hessian(self, images: torch.Tensor, output_gradient: OutputFunction) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (392, 392) float64 of images (B, 1, 28, 28), and the outputs (B, 10).
+
+        ``output_gradient`` maps outputs (B, 10) to the gradients (B, 10) of the examples' losses.
+        """
+        found = self._feature_gradients(images)
+        outputs = self._outputs(found)
+        whole = self._gauss_newton(found, outputs) + self._second_derivatives(found, output_gradient(outputs))
+        return whole, outputs
+
+    def _outputs(self, found: _Features) -> torch.Tensor:
+        return torch.addmm(self._bias, found.features, self._head.T)
+
+    def _second_derivatives(self, found: _Features, slopes: torch.Tensor) -> torch.Tensor:
+        """Return the part of the Hessian beside the Gauss-Newton matrix, of gradients (B, 10) of the loss."""
+        count = len(slopes)
+        whole = slopes.new_zeros(_ALL, _ALL)
+        # (2, 5, 16 B): what every active place of every feature adds to the loss
+        active = found.share.double().view(count, 2, _PER_GROUP, 16)
+        active = active * (slopes @ self._head).view(count, 2, _PER_GROUP, 1)
+        active = active.permute(1, 2, 0, 3).reshape(2, _PER_GROUP, -1)
+        # (2, 16 B, 25 x 16): the derivatives of what the 25 weights read there
+        read = found.seen.double().as_strided(
+            (2, count, 4, 4, 5, 5, _KERNEL1), (64 * _KERNEL1, 128 * _KERNEL1, 128, 16, 128, 16, 1)
+        )
+        blocks = (active @ read.reshape(2, -1, _KERNEL2 * _KERNEL1)).view(_FEATURES, _KERNEL2, _KERNEL1)
+        between = torch.einsum("nk,njp->jkp", slopes, found.gradients)
+        for j in range(_FEATURES):
+            own, outputs = self._places[j], _CONV + _FEATURES * torch.arange(10, device=slopes.device) + j
+            whole[own[_KERNEL1:, None], own[:_KERNEL1]] = blocks[j]
+            whole[outputs[:, None], own] = between[j]
+        return whole + whole.T
+
+    def _gauss_newton(self, found: _Features, outputs: torch.Tensor) -> torch.Tensor:
+        features, gradients = found.features, found.gradients
         inputs = torch.cat([features, features.new_ones(len(features), 1)], 1)
-        root = self._root(torch.addmm(self._bias, features, self._head.T))
-        hessian = root @ root.transpose(1, 2)
+        hessian = self._output_hessian(outputs)
         mixed = hessian @ self._head
         inner = self._head.T @ mixed
 
@@ -88,8 +154,7 @@ class Gram:
         whole[_CONV:, _CONV:] = dense[order][:, order]
         return whole
 
-    def _feature_gradients(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return features (B, 10) and their gradients (B, 10, 41), float64: the kernel of conv1, then that of conv2."""
+    def _feature_gradients(self, images: torch.Tensor) -> _Features:
         images, count = images.contiguous(), len(images)
         before = functional.conv2d(images, self._conv1)
         pooled, index = functional.max_pool2d(before, 3, 3, return_indices=True)
@@ -107,4 +172,4 @@ class Gram:
         back = torch.bmm(share.view(count, _FEATURES, 16).transpose(0, 1), self._back).transpose(0, 1)
         first = back.reshape(2 * count, _PER_GROUP, 64) @ seen.view(2 * count, 64, _KERNEL1)
         gradients = torch.cat([first, share @ windows], -1)
-        return features.double(), gradients.view(count, _FEATURES, _LOCAL).double()
+        return _Features(features.double(), gradients.view(count, _FEATURES, _LOCAL).double(), share, seen)

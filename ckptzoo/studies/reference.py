@@ -288,11 +288,11 @@ def _criterion(name: str, chains: Chains, numbers: Values, shuffles: int, genera
         float(np.nanmax(convergence(numbers[generator.permuted(stacked.ravel()).reshape(stacked.shape)]).rhat))
         for _ in range(shuffles)
     ]
-    spreads = Spread.of(bulk), Spread.of(tail_ess(numbers[stacked]))
-    if spreads[0] is None or spreads[1] is None:
+    of_bulk, of_tail = Spread.of(bulk), Spread.of(tail_ess(numbers[stacked]))
+    if of_bulk is None or of_tail is None:
         what, step = f"{name} of draws", "Name another zoo or set."
         raise ZooError(Problem("reference", what, "numbers that vary", "the same in all", step))
-    return Criterion(name, np.sort(r_hat[~np.isnan(r_hat)]), np.array(largest), *spreads)
+    return Criterion(name, np.sort(r_hat[~np.isnan(r_hat)]), np.array(largest), of_bulk, of_tail)
 
 
 def _invariants(zoo: Zoo, table: Any) -> Values:

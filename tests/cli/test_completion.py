@@ -63,7 +63,8 @@ def variables(words: str) -> dict[str, str]:
             [
                 *("barriers", "collapse", "compact", "ensembles", "independence", "marginals", "mass", "modes"),
                 *("novelty", "pairs"),
-                *("permutations", "posteriors", "predict-accuracy", "steps", "symmetries", "toy", "transpositions"),
+                *("permutations", "posteriors", "predict-accuracy", "reference", "steps", "symmetries", "toy"),
+                "transpositions",
             ],
         ),
         ("study perm", ["permutations"]),

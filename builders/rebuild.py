@@ -72,7 +72,7 @@ def open_run(
     data: str | Path | None = None,
     max_bytes: int,
     threads: int | None = None,
-) -> "Run":
+) -> "RepeatedTraining":
     """Return the training that a checkpoint's row describes, ready to be done again.
 
     ``row`` is the metadata of a checkpoint and ``arch`` the zoo's tensors; ``location`` names the checkpoint in errors.
@@ -106,11 +106,13 @@ def open_run(
         raise IntegrityError(problem)
     unit = default_unit_size(source, device, engine, threads)
     _require_memory(_training_bytes(found, source, unit), max_bytes, location)
-    return Run(found, source, engine, device, arch, dtype, isinstance(extra.get("planted"), dict), threads, unit)
+    return RepeatedTraining(
+        found, source, engine, device, arch, dtype, isinstance(extra.get("planted"), dict), threads, unit
+    )
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RepeatedTraining:
     """The training of members with seeds, by one recipe and engine on one device.
 
     ``arch`` are the tensors of the zoo; ``dtype`` is the type to which trained weights were rounded, None where they

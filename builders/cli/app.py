@@ -10,7 +10,17 @@ import typer
 from builders.cli.build import build, cost, estimate, merge, plan, planted, status, submit, work
 from builders.cli.draws import posterior, posteriors
 from builders.cli.recipes import inputs, predict, quickstart, recipes, report, round_weights, search
-from ckptzoo.cli.exits import INTERRUPTED, USAGE, code_of, described, named, sentence, stopping_imports
+from ckptzoo.cli.exits import (
+    INTERRUPTED,
+    USAGE,
+    code_of,
+    described,
+    named,
+    print_line,
+    sentence,
+    showing_warnings,
+    stopping_imports,
+)
 from ckptzoo.cli.options import Settings
 from ckptzoo.cli.parsing import check_values
 from ckptzoo.errors import MissingExtraError
@@ -52,7 +62,7 @@ def run(arguments: Sequence[str], program: str = "python -m builders") -> int:
     """
     settings = Settings(arguments, run)
     try:
-        with stopping_imports("builders", _LOADING):
+        with showing_warnings("builders"), stopping_imports("builders", _LOADING):
             # not standalone: Typer then returns the code of an Exit, and raises errors instead of ending the process
             code = app(list(arguments) or ["--help"], prog_name=program, standalone_mode=False, obj=settings)
         return code if isinstance(code, int) else 0
@@ -87,5 +97,5 @@ def _failed(error: Exception) -> int:
 
 
 def _complain(kind: str, text: str, code: int) -> int:
-    print(f"builders: {kind}: {' '.join(text.split())}", file=sys.stderr)
+    print_line("builders", kind, text)
     return code

@@ -11,6 +11,7 @@ import ckptzoo
 from builders import posterior, predicting
 from builders.build import write_page
 from builders.posterior.build import build
+from builders.posterior.modes import find_modes
 from builders.recipe import Recipe
 from ckptzoo.cli.options import bar
 from ckptzoo.derive import derive
@@ -52,16 +53,19 @@ def compare(
     """
     recipe, console = Recipe.of(recipe), console or Console()
     root = Path(to).absolute()
+    models = [posterior.get(method).load(recipe) for method in (METHODS if methods is None else methods)]
     ckptzoo.open(members)  # a folder that is no zoo would be copied, and its draws made, before anybody noticed
+    for model in models:
+        if model.starts == "member":
+            find_modes(model, modes * replicates, members)  # for the same reason
     target = _copied(Path(members).absolute(), root.parent / Path(members).absolute().name, root)
-    for method in METHODS if methods is None else methods:
-        model = posterior.get(method).load(recipe)
+    for model in models:
         start = target if model.starts == "member" else None
         most = model.max_draws or one_mode_draws
         # many draws of few modes for what one mode covers, then few draws of many
         for mode_count, draw_count in ((replicates, min(one_mode_draws, most)), (modes * replicates, min(draws, most))):
             built = build(
-                method,
+                model.name,
                 recipe,
                 root,
                 modes=mode_count,

@@ -64,7 +64,7 @@ Judged = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Claim:
+class PaperClaim:
     """One row of the table of verdicts.
 
     ``where`` is the place in the paper, such as ``Figure 2``, ``says`` what stands there, and ``judge`` makes a verdict
@@ -99,17 +99,19 @@ def agrees(entry: MethodResult, figure: str) -> bool | None:
     return abs(difference) <= allowed + 1e-9
 
 
-def table_claims(dataset: str, architecture: str, title: str) -> list[Claim]:
+def table_claims(dataset: str, architecture: str, title: str) -> list[PaperClaim]:
     """The rows of Tables 1 and 2 of arXiv 2310.08287 on a data set and an architecture, as the paper titles them."""
     by_table = {"Table 1": PERFORMANCE, "Table 2": DISTANCES}
-    claims: list[Claim] = []
+    claims: list[PaperClaim] = []
     for table, names in by_table.items():
         for (method, modes), figures in posterior_figures(dataset, architecture).items():
             printed = {name: figures[name] for name in names if name in figures}
             if printed:
                 where = f"{table}, {title}, {_MODES[modes]}, {_METHODS[method]}"
                 says = ", ".join(f"{names[name]} {_printed(item)}" for name, item in printed.items())
-                claims.append(Claim(where, says, _row_judge(method, modes, {name: names[name] for name in printed})))
+                claims.append(
+                    PaperClaim(where, says, _row_judge(method, modes, {name: names[name] for name in printed}))
+                )
     return claims
 
 

@@ -20,8 +20,8 @@ from rich.console import Console
 
 import ckptzoo
 from builders.report.claims import OPEN
-from builders.report.page import Kept, Row, Source, page
-from builders.report.parts import PARTS, Part
+from builders.report.page import PartResult, ReportRow, StudiedZoo, page
+from builders.report.parts import PARTS, ReportPart
 from ckptzoo import image_sets
 from ckptzoo.console import printed_blocks
 from ckptzoo.derive import derive, predict
@@ -72,7 +72,7 @@ def report(
         for left in (*folder.glob(".pictures-*"), *folder.glob("zoos/*/.copy-*")):
             shutil.rmtree(left)
         inputs = _Inputs([Path(each) for each in zoos], data, folder)
-        made: list[tuple[Part, Kept]] = []
+        made: list[tuple[ReportPart, PartResult]] = []
         for number, part in enumerate(chosen, 1):
             began = time.process_time()
             kept, how = _made(part, inputs, folder)
@@ -88,18 +88,18 @@ def report(
     return path
 
 
-def _chosen(only: Sequence[str]) -> list[Part]:
+def _chosen(only: Sequence[str]) -> list[ReportPart]:
     for name in only:
         if not any(part.is_named(name) for part in PARTS):
             raise UnknownNameError("report", "part", name, [name for part in PARTS for name in part.names])
     return [part for part in PARTS if not only or any(map(part.is_named, only))]
 
 
-def _made(part: Part, inputs: "_Inputs", folder: Path) -> tuple[Kept, str]:
+def _made(part: ReportPart, inputs: "_Inputs", folder: Path) -> tuple[PartResult, str]:
     """Return the kept part of the page, and whether it was made, was kept, or why it could not be made."""
     if part.study is None:
-        rows = [Row(claim.where, claim.says, "", OPEN, claim.open) for claim in part.claims]
-        return Kept(rows), "no study"
+        rows = [ReportRow(claim.where, claim.says, "", OPEN, claim.open) for claim in part.claims]
+        return PartResult(rows), "no study"
     try:
         sources = inputs.sources(part)
         path = folder / "results" / f"{part.key}-{_digest(part, sources)[:16]}.json"
@@ -108,26 +108,26 @@ def _made(part: Part, inputs: "_Inputs", folder: Path) -> tuple[Kept, str]:
         made = _study(part, inputs, sources, folder)
     except ZooError as error:
         reason = " ".join(str(error).split())
-        rows = [Row(claim.where, claim.says, "", OPEN, claim.open) for claim in part.claims]
-        return Kept(rows, reason=reason), f"not made: {reason}"
+        rows = [ReportRow(claim.where, claim.says, "", OPEN, claim.open) for claim in part.claims]
+        return PartResult(rows, reason=reason), f"not made: {reason}"
     make_folder(path.parent)
     write_file(path, canonical(asdict(made)))
     return made, "made"
 
 
-def _study(part: Part, inputs: "_Inputs", sources: list[Source], folder: Path) -> Kept:
+def _study(part: ReportPart, inputs: "_Inputs", sources: list[StudiedZoo], folder: Path) -> PartResult:
     assert part.study is not None
     # one display for all stages: preparing zoos is within the study's call
     with progress_bars("number") as update:
         result = part.study(replace(inputs, update=update), partial(update, part.key))
-    rows: list[Row] = []
+    rows: list[ReportRow] = []
     for claim in part.claims:
         ours, verdict = ("", OPEN) if claim.judge is None else claim.judge(result)
-        rows.append(Row(claim.where, claim.says, ours, verdict, claim.open))
+        rows.append(ReportRow(claim.where, claim.says, ours, verdict, claim.open))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".pictures-") as scratch:
         pictures = [path.read_bytes() for path in result.plot(scratch) if path.suffix == ".png"]
     seed = result.to_json().get("seed")
-    return Kept(
+    return PartResult(
         rows,
         [block if isinstance(block, str) else _plain(block) for block in printed_blocks(result)],
         [base64.b64encode(picture).decode() for picture in pictures],
@@ -140,18 +140,20 @@ def _plain(grid: Grid) -> dict[str, Any]:
     return {"rows": [list(row) for row in grid.rows], "header": list(grid.header), "numbers": sorted(grid.numbers)}
 
 
-def _digest(part: Part, sources: list[Source]) -> str:
+def _digest(part: ReportPart, sources: list[StudiedZoo]) -> str:
     """Return the digest of everything that a part is made from: its zoos and inputs, the code, and versions."""
     made_from = {"part": part.key, "sources": [asdict(source) for source in sources], **_facts()}
     return hashlib.sha256(canonical(made_from)).hexdigest()
 
 
-def _read(path: Path) -> Kept | None:
+def _read(path: Path) -> PartResult | None:
     """Return the result that is kept there; None where there is none, or what is there is damaged."""
     try:
         content = json.loads(path.read_bytes())
         rows, sources = content.pop("rows"), content.pop("sources")
-        return Kept([Row(**row) for row in rows], sources=[Source(**source) for source in sources], **content)
+        return PartResult(
+            [ReportRow(**row) for row in rows], sources=[StudiedZoo(**source) for source in sources], **content
+        )
     except (FileNotFoundError, ValueError, TypeError, AttributeError, KeyError):
         return None
 
@@ -181,9 +183,9 @@ class _Inputs:
     work: Path
     update: StageProgress = lambda what, done, total: None
 
-    def sources(self, part: Part) -> list[Source]:
+    def sources(self, part: ReportPart) -> list[StudiedZoo]:
         """Return all that a part is made from, with digests; raises ZooError where a zoo is missing."""
-        found: list[Source] = []
+        found: list[StudiedZoo] = []
         for pattern in part.zoos:
             paths = list(self._paths(pattern))
             # of several patterns one is enough: a study of widths takes those that are there
@@ -193,12 +195,12 @@ class _Inputs:
                 raise ZooError(Problem(where, "zoos", f"one named {pattern}", "none", step))
             for path in paths:
                 zoo = ckptzoo.open(path)
-                found.append(Source("zoo", path.name, zoo.revision, f"{len(zoo):,} checkpoints of {zoo.arch.name}"))
+                found.append(StudiedZoo("zoo", path.name, zoo.revision, f"{len(zoo):,} checkpoints of {zoo.arch.name}"))
         for name in part.sets:
             # outputs that zoos store are part of their revision
             images = image_sets.find(name, self.data)
             if images is not None:
-                found.append(Source("images", name, images.digest, f"{len(images):,}"))
+                found.append(StudiedZoo("images", name, images.digest, f"{len(images):,}"))
         return found
 
     def zoo(self, name: str, variants: Sequence[str] = (), sets: Sequence[str] = ()) -> ckptzoo.Zoo:

@@ -21,7 +21,7 @@ from builders.report.claims import (
     VERDICTS,
     ZERO_BARRIER,
 )
-from builders.report.parts import PAPERS, Part
+from builders.report.parts import PAPERS, ReportPart
 from ckptzoo.html import MAX_ROWS
 from ckptzoo.text import counted, printable
 
@@ -90,7 +90,7 @@ pre { background: var(--soft); border: 1px solid var(--line); border-radius: 4px
 
 
 @dataclass(frozen=True)
-class Row:
+class ReportRow:
     """A row of the table of verdicts: ``where`` in the paper, what it ``says``, ``ours`` and the verdict; ``note`` says
     why it is open.
     """
@@ -103,7 +103,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Source:
+class StudiedZoo:
     """A zoo or a set of images that a part was made from: its name, its digest and what is in it."""
 
     kind: str
@@ -113,20 +113,20 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Kept:
+class PartResult:
     """A part as it was made: rows of the table of verdicts; what the study prints, texts and tables; pictures in
     base64; sources and seed. ``reason`` says why it could not be made.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[ReportRow]
     blocks: Sequence[str | Mapping[str, Any]] = ()
     pictures: Sequence[str] = ()
-    sources: Sequence[Source] = field(default_factory=tuple)
+    sources: Sequence[StudiedZoo] = field(default_factory=tuple)
     seed: int | None = None
     reason: str = ""
 
 
-def page(made: Sequence[tuple[Part, Kept]], facts: Mapping[str, str]) -> str:
+def page(made: Sequence[tuple[ReportPart, PartResult]], facts: Mapping[str, str]) -> str:
     """Return the page of these parts; ``facts`` are versions and the digest of the code."""
     papers = {paper: [item for item in made if item[0].paper == paper] for paper in PAPERS}
     present = {paper: parts for paper, parts in papers.items() if parts}
@@ -143,7 +143,7 @@ def page(made: Sequence[tuple[Part, Kept]], facts: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _head(made: Sequence[tuple[Part, Kept]]) -> Iterator[str]:
+def _head(made: Sequence[tuple[ReportPart, PartResult]]) -> Iterator[str]:
     counts = Counter(row.verdict for _, kept in made for row in kept.rows)
     said = ", ".join(f"{counts[verdict]:,} {verdict}" for verdict in VERDICTS)
     yield "<h1>What is reproduced of three papers</h1>"
@@ -160,7 +160,7 @@ def _head(made: Sequence[tuple[Part, Kept]]) -> Iterator[str]:
     )
 
 
-def _verdicts(paper: str, parts: Sequence[tuple[Part, Kept]]) -> Iterator[str]:
+def _verdicts(paper: str, parts: Sequence[tuple[ReportPart, PartResult]]) -> Iterator[str]:
     yield f'<section class="verdicts">\n<h2>{_text(PAPERS[paper])}: verdicts</h2>\n<table>'
     yield (
         '<thead><tr><th scope="col">where</th><th scope="col">the paper</th><th scope="col">here</th>'
@@ -179,7 +179,7 @@ def _verdicts(paper: str, parts: Sequence[tuple[Part, Kept]]) -> Iterator[str]:
     yield "</tbody>\n</table>\n</section>"
 
 
-def _paper(paper: str, parts: Sequence[tuple[Part, Kept]]) -> Iterator[str]:
+def _paper(paper: str, parts: Sequence[tuple[ReportPart, PartResult]]) -> Iterator[str]:
     yield f'<h2 class="paper">{_text(PAPERS[paper])}</h2>'
     for part, kept in parts:
         yield f'<section id="{part.key}">\n<h3>{_text(part.title)}</h3>'
@@ -204,7 +204,7 @@ def _paper(paper: str, parts: Sequence[tuple[Part, Kept]]) -> Iterator[str]:
         yield "</section>"
 
 
-def _rows_of(kept: Kept) -> Iterator[str]:
+def _rows_of(kept: PartResult) -> Iterator[str]:
     items = [
         f'<li><span class="verdict {row.verdict.replace(" ", "-")}">{_MARKS[row.verdict]} {row.verdict}</span>: '
         f"{_text(row.where)}: {_text(row.says)}</li>"
@@ -256,7 +256,7 @@ def _table(grid: Mapping[str, Any], caption: str) -> str:
     return f'<div class="scroll figures" tabindex="0"><table>{title}{head}<tbody>\n{body}\n</tbody></table></div>{left}'
 
 
-def _made_by(part: Part, kept: Kept) -> Iterator[str]:
+def _made_by(part: ReportPart, kept: PartResult) -> Iterator[str]:
     commands = part.commands if not kept.reason else (*part.makes, *part.commands)
     if not commands and not kept.sources:
         return

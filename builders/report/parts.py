@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import ckptzoo
 from builders.report import claims
-from builders.report.claims import Claim
+from builders.report.claims import PaperClaim
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.studies.barriers import barriers
 from ckptzoo.studies.collapse import collapse
@@ -45,7 +45,7 @@ class Inputs(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class ReportPart:
     """A part of the report.
 
     Parameters
@@ -77,7 +77,7 @@ class Part:
     paper: str
     names: tuple[str, ...]
     title: str
-    claims: Sequence[Claim]
+    claims: Sequence[PaperClaim]
     zoos: tuple[str, ...] = ()
     sets: tuple[str, ...] = ()
     study: Callable[[Inputs, Progress], StudyResult] | None = None
@@ -106,10 +106,10 @@ def _posteriors(target: str, sets: tuple[str, ...]) -> Callable[[Inputs, Progres
     return study
 
 
-def _tables(dataset: str, architecture: str, zoo: str, title: str, sets: tuple[str, ...], **more: Any) -> Part:
+def _tables(dataset: str, architecture: str, zoo: str, title: str, sets: tuple[str, ...], **more: Any) -> ReportPart:
     both = (zoo, f"{zoo}-posteriors")
     own = title.partition(" ")[0].lower().replace("-", "")
-    return Part(
+    return ReportPart(
         "2310.08287",
         (f"table-1-{own}", f"table-2-{own}"),
         f"Tables 1 and 2: {title}",
@@ -145,23 +145,23 @@ _REPLICATES = (
     "`make posterior-mnist` makes three."
 )
 _WORDS = (
-    Claim(
+    PaperClaim(
         "Section 4.3",
         "several modes are better than one in MMD, accuracy and likelihood",
         claims.several_modes_are_better,
     ),
-    Claim("Section 4.3", "in ECE one mode is often better", claims.one_mode_is_better_calibrated),
-    Claim("Section 4.3", "several modes have higher IDMI and OODMI", claims.several_modes_are_more_diverse),
-    Claim(
+    PaperClaim("Section 4.3", "in ECE one mode is often better", claims.one_mode_is_better_calibrated),
+    PaperClaim("Section 4.3", "several modes have higher IDMI and OODMI", claims.several_modes_are_more_diverse),
+    PaperClaim(
         "Appendix B.4",
         "after ensembles Laplace has the best MMD, with and without symmetries",
         claims.laplace_is_nearest,
     ),
-    Claim("Appendix B.4", "Laplace is inferior to SWAG in performance", claims.laplace_predicts_worse_than_swag),
+    PaperClaim("Appendix B.4", "Laplace is inferior to SWAG in performance", claims.laplace_predicts_worse_than_swag),
 )
 
 
-def _with_words(part: Part) -> Part:
+def _with_words(part: ReportPart) -> ReportPart:
     """Add what the paper says in words of its tables."""
     return replace(part, claims=(*part.claims, *_WORDS))
 
@@ -185,7 +185,7 @@ _MNIST, _CIFAR, _TINY = (
 _WIDTH_8 = "The zoo has ResNet-18s of an eighth of the published width, trained for six epochs: figures are marked so."
 _SPREAD = "in distribution the mutual information of pairs has a very low variance; out of distribution it is higher"
 
-PARTS: tuple[Part, ...] = (
+PARTS: tuple[ReportPart, ...] = (
     _with_words(
         _tables(
             "mnist",
@@ -219,12 +219,12 @@ PARTS: tuple[Part, ...] = (
         _TINY,
         makes=("python -m builders build tinyimagenet-resnet18 --members 128 --to zoos/tinyimagenet-resnet18",),
     ),
-    Part(
+    ReportPart(
         "2310.08287",
         ("figure-1",),
         "Figure 1: the posterior of two neurons",
         (
-            Claim(
+            PaperClaim(
                 "Figure 1",
                 "exchanging both neurons mirrors the density at the diagonal, and ordering keeps one of the halves",
                 claims.exchange_mirrors,
@@ -237,14 +237,14 @@ PARTS: tuple[Part, ...] = (
         section="the-posterior-of-two-neurons",
         causes=("The centres of the paper's classes are not published, so that places and shares of modes differ.",),
     ),
-    Part(
+    ReportPart(
         "2310.08287",
         ("figure-2",),
         "Figure 2: the least mass",
         (
-            Claim("Figure 2, masses as trained", "mostly between 120 and 240", claims.mass_range),
-            Claim("Figure 2, excess over the least mass", "peaks near 30 %, reaches 60 %", claims.mass_excess),
-            Claim(
+            PaperClaim("Figure 2, masses as trained", "mostly between 120 and 240", claims.mass_range),
+            PaperClaim("Figure 2, excess over the least mass", "peaks near 30 %, reaches 60 %", claims.mass_excess),
+            PaperClaim(
                 "Figure 2, largest elements",
                 "minimisation raises the largest elements of layers with fewer parameters",
                 claims.mass_elements,
@@ -255,13 +255,13 @@ PARTS: tuple[Part, ...] = (
         commands=("ckptzoo study mass mnist-optunet",),
         section="the-least-mass",
     ),
-    Part(
+    ReportPart(
         "2310.08287",
         ("figure-3",),
         "Figure 3: functional collapse of ResNet-18",
         (
-            Claim("Figure 3 and section 5.1", _SPREAD, claims.spread_is_wider_outside),
-            Claim(
+            PaperClaim("Figure 3 and section 5.1", _SPREAD, claims.spread_is_wider_outside),
+            PaperClaim(
                 "Figure 3 and section 5.1",
                 "1,000 ResNet-18 on CIFAR-100 and SVHN: no significant correlation of both",
                 claims.correlation_judge(expected=False),
@@ -274,17 +274,17 @@ PARTS: tuple[Part, ...] = (
         section="functional-collapse",
         causes=(_WIDTH_8,),
     ),
-    Part(
+    ReportPart(
         "2310.08287",
         ("figure-4-left",),
         "Figure 4, left: the order of neurons on MNIST",
         (
-            Claim(
+            PaperClaim(
                 "Figure 4, left, and section 5.2",
                 "changes of the order by the largest weight are scarce, gathered around points of instability",
                 claims.changes_are_scarce,
             ),
-            Claim("Figure 4, left, and section 5.2", "almost none in the last phase", claims.last_is_still),
+            PaperClaim("Figure 4, left, and section 5.2", "almost none in the last phase", claims.last_is_still),
         ),
         ("mnist-optunet-trajectories",),
         study=lambda inputs, progress: permutations(
@@ -299,17 +299,19 @@ PARTS: tuple[Part, ...] = (
             ),
         ),
     ),
-    Part(
+    ReportPart(
         "2310.08287",
         ("figure-4-right",),
         "Figure 4, right: the order of channels of ResNet-18",
         (
-            Claim(
+            PaperClaim(
                 "Figure 4, right, and section 5.2",
                 "much variation while the learning rate is high",
                 claims.first_moves_much,
             ),
-            Claim("Figure 4, right, and section 5.2", "no sign of permutations in the last part", claims.last_is_still),
+            PaperClaim(
+                "Figure 4, right, and section 5.2", "no sign of permutations in the last part", claims.last_is_still
+            ),
         ),
         ("cifar100-resnet18-w8",),
         study=lambda inputs, progress: permutations(
@@ -319,13 +321,13 @@ PARTS: tuple[Part, ...] = (
         section="residual-networks",
         causes=(_WIDTH_8,),
     ),
-    Part(
+    ReportPart(
         "2310.08287",
         ("figure-7", "figure-8"),
         "Figures 7 and 8: functional collapse of simpler models",
         (
-            Claim("Figures 7 and 8", _SPREAD, claims.spread_is_wider_outside),
-            Claim(
+            PaperClaim("Figures 7 and 8", _SPREAD, claims.spread_is_wider_outside),
+            PaperClaim(
                 "Section 5.1",
                 "no correlation of ResNet-18, in contrast to simpler models: OptuNet",
                 claims.correlation_judge(expected=True),
@@ -337,41 +339,41 @@ PARTS: tuple[Part, ...] = (
         _collapse_commands("mnist-optunet", _MNIST),
         section="functional-collapse",
     ),
-    Part(
+    ReportPart(
         "2310.08287",
         ("figure-9",),
         "Figure 9: marginals of a perceptron on the UCI energy data",
-        (Claim("Figure 9", "marginals of each tensor", open="the figure's densities are not known as numbers"),),
+        (PaperClaim("Figure 9", "marginals of each tensor", open="the figure's densities are not known as numbers"),),
         ("energy-mlp",),
         study=lambda inputs, progress: marginals(inputs.zoo("energy-mlp", ["canonical"]), progress=progress),
         commands=("ckptzoo derive energy-mlp", "ckptzoo study marginals energy-mlp"),
         makes=("python -m builders build energy-mlp --members 2048 --to zoos/energy-mlp --data FOLDER",),
         section="marginals",
     ),
-    Part(
+    ReportPart(
         "2310.08287",
         ("propositions",),
         "Propositions 3 and 4: training is equivariant",
         (
-            Claim(
+            PaperClaim(
                 "Propositions 3 and 4",
                 "training from permuted initial weights gives permuted weights",
                 open="no study; tests/builders/test_permuted_training.py trains so and compares",
             ),
         ),
     ),
-    Part(
+    ReportPart(
         "2310.10171",
         ("barriers-mlp",),
         "Barriers of perceptrons on MNIST",
         (
-            Claim("Key result", "aligned variational solutions have no barrier", claims.zero_after_alignment),
-            Claim(
+            PaperClaim("Key result", "aligned variational solutions have no barrier", claims.zero_after_alignment),
+            PaperClaim(
                 "Section 5.1",
                 "wider models have lower barriers, with and without alignment",
                 claims.wider_is_lower,
             ),
-            Claim(
+            PaperClaim(
                 "Abstract and section 5",
                 "the results hold for different prior variances and temperatures",
                 claims.same_at_all_temperatures,
@@ -396,31 +398,33 @@ PARTS: tuple[Part, ...] = (
         ),
         "loss-barriers",
     ),
-    Part(
+    ReportPart(
         "2310.10171",
         ("barriers-resnet",),
         "Barriers on CIFAR-10 and CIFAR-100",
         (
-            Claim("Key result", "perceptrons on CIFAR-10: no barrier", open="no zoo of these networks"),
-            Claim("Key result", "ResNet-20 on CIFAR-10: nearly none", open="no zoo of variational ResNet-20s"),
-            Claim("Section 5.1", "wider ResNet-20: lower after alignment alone", open="no zoo of several widths"),
-            Claim("Key result", "CIFAR-100: no solutions without a barrier", open="no zoo of variational solutions"),
+            PaperClaim("Key result", "perceptrons on CIFAR-10: no barrier", open="no zoo of these networks"),
+            PaperClaim("Key result", "ResNet-20 on CIFAR-10: nearly none", open="no zoo of variational ResNet-20s"),
+            PaperClaim("Section 5.1", "wider ResNet-20: lower after alignment alone", open="no zoo of several widths"),
+            PaperClaim(
+                "Key result", "CIFAR-100: no solutions without a barrier", open="no zoo of variational solutions"
+            ),
         ),
         makes=("python -m builders estimate cifar100-resnet20 --members 16",),
         section="loss-barriers",
     ),
-    Part(
+    ReportPart(
         "2401.00611",
         ("figure-2",),
         "Figure 2: planted permutations",
         (
-            Claim(
+            PaperClaim(
                 "Figure 2, left three",
                 "the number of transpositions is stable under training",
                 claims.number_is_stable,
             ),
-            Claim("Figure 2, left three", "it correlates with the barrier", claims.number_goes_with_barrier),
-            Claim(
+            PaperClaim("Figure 2, left three", "it correlates with the barrier", claims.number_goes_with_barrier),
+            PaperClaim(
                 "Figure 2, right",
                 "it changes monotonically along the line between two models",
                 claims.number_is_monotone,
@@ -438,22 +442,22 @@ PARTS: tuple[Part, ...] = (
         ),
         "planted-permutations",
     ),
-    Part(
+    ReportPart(
         "2401.00611",
         ("figure-3",),
         "Figure 3: one Gaussian",
         (
-            Claim(
+            PaperClaim(
                 "Figure 3, left",
                 "alignment makes the standard deviations of weights smaller",
                 claims.alignment_narrows,
             ),
-            Claim(
+            PaperClaim(
                 "Figure 3, right",
                 "accuracy against pruning that keeps the weights of lowest sigma",
                 claims.pruning_by_sigma,
             ),
-            Claim(
+            PaperClaim(
                 "Summary",
                 "q_r approximates the posterior closely, compared with q_d",
                 claims.aligned_gaussian_is_closer,

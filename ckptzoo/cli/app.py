@@ -2,9 +2,8 @@
 
 import sys
 import traceback
-import warnings
 from collections.abc import Sequence
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +20,7 @@ from ckptzoo.cli.exits import (
     listed,
     named,
     sentence,
+    showing_warnings,
     stopping_imports,
 )
 from ckptzoo.cli.exports import compare, export
@@ -93,10 +93,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run a command line, without the program's name, and return its exit code; an empty one shows the help."""
     settings = Settings(arguments, run)
     try:
-        with warnings.catch_warnings(), stopping_imports("ckptzoo", "nothing is left half-written."):
-            # by default Python shows a warning of one line of code only once a process
-            warnings.simplefilter("always", UserWarning)
-            warnings.showwarning = _show
+        with showing_warnings("ckptzoo"), stopping_imports("ckptzoo", "nothing is left half-written."):
             # not standalone: Typer then returns the code of an Exit, and raises errors instead of ending the process
             code = app(list(arguments) or ["--help"], prog_name="ckptzoo", standalone_mode=False, obj=settings)
     except InterruptedCommand as error:
@@ -111,12 +108,6 @@ def run(arguments: Sequence[str]) -> int:
     if code == INTERRUPTED:
         complain("interrupted", "nothing is left half-written.")
     return code if isinstance(code, int) else 0
-
-
-def _show(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None, *_: Any
-) -> None:
-    complain("warning", str(message))
 
 
 def _failed(error: Exception, settings: Settings) -> int:

@@ -23,7 +23,7 @@ from ckptzoo.cli.options import (
     opened,
     print_result,
 )
-from ckptzoo.cli.rebuilding import RebuildOptions
+from ckptzoo.cli.rebuilding import RebuildArguments
 
 
 def info(zoo: ZooAddress, where: Where = None, as_json: AsJson = False) -> None:
@@ -41,7 +41,7 @@ def verify(
     zoo: ZooFolder,
     shallow: Annotated[bool, typer.Option("--shallow", help="Check documents, indices and rows alone.")] = False,
     *,
-    rebuilding: RebuildOptions,
+    rebuilding: RebuildArguments,
     as_json: AsJson = False,
 ) -> None:
     """Check every byte of a zoo, or of all zoos of a collection or a folder.

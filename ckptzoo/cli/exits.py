@@ -5,10 +5,12 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 from ckptzoo.errors import (
     AbsentError,
@@ -113,6 +115,29 @@ def described(error: OSError | MemoryError) -> str:
 def listed() -> str:
     """Return the table for ``ckptzoo --help``."""
     return "\n".join(f"  {outcome.code:>3}  {outcome.meaning}" for outcome in OUTCOMES)
+
+
+def print_line(program: str, kind: str, text: str) -> None:
+    """Print one line on the standard error."""
+    from ckptzoo.text import printable
+
+    print(f"{program}: {kind}: {printable(' '.join(text.split()))}", file=sys.stderr)
+
+
+@contextmanager
+def showing_warnings(program: str) -> Iterator[None]:
+    """Print warnings as lines of ``program`` on the standard error."""
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+    ) -> None:
+        print_line(program, "warning", str(message))
+
+    with warnings.catch_warnings():
+        # by default Python shows a warning of one line of code only once a process
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield
 
 
 @contextmanager

@@ -139,7 +139,7 @@ def link(sources: list[str], **options: Any) -> None:
     """Make a zoo of checkpoints whose weights stay in their files, which it refers to.
 
     Takes safetensors files, files of torch.save, arrays of numpy, GGUF files and members of tar archives of this
-    machine, and safetensors files and files of torch.save of hubs, at the commit of a revision, and of web servers.
+    machine, and all of these but members of archives of hubs, at the commit of a revision, and of web servers.
     Gives checkpoints the ids and facts that import gives them. Reads headers and no weights. The zoo is read as any
     other; a file that changes later is an error that names it. What the zoo has already is left out, so that the same
     command goes on where it was interrupted, and adds what is new. ckptzoo materialize copies the weights, or some of
@@ -147,12 +147,7 @@ def link(sources: list[str], **options: Any) -> None:
     """
     from ckptzoo.hub.imports import link_zoo
 
-    remote = [source for source in sources if "://" in source or source.lower().endswith(".txt")]
-    for source in sources:
-        if source not in remote:
-            _bring(link_zoo, source, **options)
-    if remote:
-        _bring(link_zoo, remote if len(remote) > 1 else remote[0], **options)
+    _bring(link_zoo, sources if len(sources) > 1 else sources[0], **options)
 
 
 _Source = Annotated[

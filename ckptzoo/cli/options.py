@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO, get_type_hin
 import typer
 
 from ckptzoo.cli.completion import complete_condition, complete_folders, complete_variants, complete_zoos
+from ckptzoo.cli.exits import print_line
 from ckptzoo.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -254,6 +255,4 @@ class StudyOptions(ResultOptions):
 
 def complain(kind: str, text: str) -> None:
     """Print one line on the standard error."""
-    from ckptzoo.text import printable
-
-    print(f"ckptzoo: {kind}: {printable(' '.join(text.split()))}", file=sys.stderr)
+    print_line("ckptzoo", kind, text)

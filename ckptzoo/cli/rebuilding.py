@@ -45,7 +45,7 @@ MaxMemory = Annotated[
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingArguments:
     """The options of everything that trains members again."""
 
     recipe: Recipe = None
@@ -63,7 +63,7 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True)
-class RebuildOptions(TrainingOptions):
+class RebuildArguments(TrainingArguments):
     """The options of ``ckptzoo verify`` that are for members that are trained again."""
 
     rebuild: Annotated[
@@ -141,7 +141,7 @@ def rebuild(
             show_default=False,
         ),
     ],
-    options: TrainingOptions,
+    options: TrainingArguments,
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="Go on to the next kept step, whose bits must come out.")
     ] = True,

@@ -118,7 +118,7 @@ def check_part(
     return CheckedPart(problems, finite)
 
 
-class _Block(NamedTuple):
+class _FoundBlock(NamedTuple):
     """A block of a checkpoint: the reference that has it, its number, its digest, and whether it is finite."""
 
     piece: int
@@ -127,7 +127,7 @@ class _Block(NamedTuple):
     finite: bool
 
 
-def _differences(contents: Contents, name: str, before: str, found: Sequence[_Block]) -> Iterator[Problem]:
+def _differences(contents: Contents, name: str, before: str, found: Sequence[_FoundBlock]) -> Iterator[Problem]:
     """Yield the first block of a checkpoint that has another digest than it had."""
     for block in found:
         digest, known = block.digest.hex(), before[64 * block.number :][:64]
@@ -139,15 +139,15 @@ def _differences(contents: Contents, name: str, before: str, found: Sequence[_Bl
 
 def _read(
     contents: Contents, rows: NDArray[np.int64], tensors: Collection[str] | None
-) -> Iterator[tuple[list[_Block], ZooError | None]]:
+) -> Iterator[tuple[list[_FoundBlock], ZooError | None]]:
     """Yield the blocks of some rows of the raw tree, or the error, in order; those with some tensors, or all."""
     references, files = contents.references, contents.referenced_files
     order = np.argsort(references.rows, kind="stable")
     of_rows = references.rows[order]
     first, behind = of_rows.searchsorted(rows, side="left"), of_rows.searchsorted(rows, side="right")
 
-    def read(at: int) -> tuple[list[_Block], ZooError | None]:
-        found, before = list[_Block](), 0
+    def read(at: int) -> tuple[list[_FoundBlock], ZooError | None]:
+        found, before = list[_FoundBlock](), 0
         try:
             for piece in order[first[at] : behind[at]].tolist():
                 blocks = references.layouts[references.kinds[piece][1]].blocks(contents.architecture)
@@ -157,7 +157,7 @@ def _read(
                     if tensors is None or any(place.tensor in tensors for place in block)
                 ]
                 read = files.blocks(piece, [blocks[number] for number in wanted])
-                found += [_Block(piece, before + number, *item) for number, item in zip(wanted, read, strict=True)]
+                found += [_FoundBlock(piece, before + number, *item) for number, item in zip(wanted, read, strict=True)]
                 before += len(blocks)
         except ZooError as error:
             return found, error

@@ -8,15 +8,17 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.environment import cache_limit
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format.references import SAFETENSORS, References, TensorPlace, inode_of
-from ckptzoo.format.sources import RemoteReader, Servers
+from ckptzoo.format.sources import RangeReader, Servers
 from ckptzoo.schema.architecture import ITEMSIZE
 from ckptzoo.schema.layout import Span
 
@@ -49,7 +51,7 @@ class ReferencedFiles:
     ) -> None:
         self.references, self._folders, self._zoo = references, dict(folders), zoo
         self._servers = dict(servers or {})
-        self._readers = dict[Servers, RemoteReader]()
+        self._readers = dict[Servers, RangeReader]()
         self._added, self._checked = set[int](), set[int]()
         # headers that fit their layouts, and for each layout the last one with its digest: most files have the same
         self._known = dict[tuple[int, bytes], None]()
@@ -105,10 +107,10 @@ class ReferencedFiles:
         """Fetch bytes of files on other machines that are read next into the cache, by as few requests as possible.
 
         ``wanted`` has references, with first bytes in their files and numbers of bytes. Nothing is fetched where
-        these are more than ``_PREFETCHED``.
+        these are more than ``_PREFETCHED``, or than the cache holds for long enough.
         """
         places = [item for item in wanted if item[2] and self.references.is_remote[item[0]]]
-        if not places or sum(nbytes for *_, nbytes in places) > _PREFETCHED:
+        if not places or sum(nbytes for *_, nbytes in places) > min(_PREFETCHED, cache_limit() // 2):
             return
         self._check_headers(sorted({piece for piece, *_ in places}))
         spans = dict[Servers, dict[Span, None]]()
@@ -118,6 +120,16 @@ class ReferencedFiles:
         for servers, unique in spans.items():
             for _ in self._readers[servers].as_ready(list(unique)):
                 pass
+
+    def prefetch_spans(self, wanted: Iterable[Span]) -> None:
+        """Fetch as ``prefetch``, where spans have the addresses of files."""
+        self.prefetch((self._by_address[span.name], span.start, span.stop - span.start) for span in wanted)
+
+    @cached_property
+    def _by_address(self) -> dict[str, int]:
+        """A reference to each file on another machine."""
+        remote = np.flatnonzero(self.references.is_remote).tolist()
+        return {self.references.remote_files[piece].address: piece for piece in remote}
 
     def require_followed(self) -> None:
         """Raise ZooError where a source is not to be followed, or an address is one that no reference may have."""
@@ -223,7 +235,7 @@ class ReferencedFiles:
             raise ZooError(Problem(self._zoo, what, "a source that was linked on this machine", "none", step))
         return servers
 
-    def _reader(self, piece: int) -> RemoteReader:
+    def _reader(self, piece: int) -> RangeReader:
         """The reader of a reference's file, which it knows from then on."""
         references = self.references
         source, number = references.kinds[piece]
@@ -245,7 +257,7 @@ class ReferencedFiles:
                     self.location(piece),
                     "file",
                     "safetensors, in a zoo of others",
-                    layout.form if is_whole else "a part",
+                    layout.form if layout.form != SAFETENSORS else "a part of a file",
                     step,
                 )
             )

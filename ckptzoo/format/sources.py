@@ -44,12 +44,12 @@ class Servers:
         named = tuple(sorted({*self.named, *other.named}))
         return Servers(named, other.endpoint or self.endpoint, other.token, self.is_linked)
 
-    def reader(self, zoo: str) -> "RemoteReader":
+    def reader(self, zoo: str) -> "RangeReader":
         """The reader of files on these servers; ``zoo`` is for messages."""
         return ckptzoo.RemoteReferences(zoo, servers=self.named, endpoint=self.endpoint, token=self.token)
 
 
-class RemoteReader(Protocol):
+class RangeReader(Protocol):
     """Reads ranges of files on other machines, as ``ckptzoo.remote.referenced.RemoteReferences``."""
 
     def add(self, files: Iterable[RemoteFile]) -> None:
@@ -101,6 +101,18 @@ def _write(root: Path, folders: dict[str, str], servers: dict[str, Any]) -> None
         } | servers
         record = {"zoo": zoo, "folder": os.path.realpath(root), "sources": known}
         write_file(path, seal({**record, "servers": others} if others else record))
+
+
+def remember_moved(root: Path, to: Path) -> None:
+    """Record of the zoo in a folder for another place, to which it is moved next, what is recorded of it here."""
+    path, zoo = _record(root)
+    try:
+        content, _ = unseal(path.read_bytes(), location=str(path))
+    except (FileNotFoundError, IntegrityError):
+        return
+    target, _ = _record(to)
+    with locked(path.parent):
+        write_file(target, seal({**content, "zoo": zoo, "folder": os.path.realpath(to)}))
 
 
 def forget(root: Path) -> None:

@@ -19,7 +19,6 @@ from ckptzoo.lazy_names import lazy_names
 
 __all__ = [
     "Audit",
-    "Check",
     "Contribution",
     "Finding",
     "FoundZoo",
@@ -32,6 +31,7 @@ __all__ = [
     "Pushed",
     "Refreshed",
     "Review",
+    "ReviewCheck",
     "SearchResult",
     "audit",
     "export",
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from ckptzoo.hub.audits.api import audit as audit
     from ckptzoo.hub.audits.judgement import Finding as Finding
     from ckptzoo.hub.client.retry import HubRetryPolicy as HubRetryPolicy
-    from ckptzoo.hub.contributions.report import Check as Check
+    from ckptzoo.hub.contributions.report import ReviewCheck as ReviewCheck
     from ckptzoo.hub.contributions.result import Contribution as Contribution
     from ckptzoo.hub.contributions.review import Review as Review
     from ckptzoo.hub.exports.targets import export as export
@@ -68,7 +68,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "Audit": "ckptzoo.hub.audits",
-        "Check": "ckptzoo.hub.contributions.report",
+        "ReviewCheck": "ckptzoo.hub.contributions.report",
         "Contribution": "ckptzoo.hub.contributions.result",
         "Finding": "ckptzoo.hub.audits",
         "FoundZoo": "ckptzoo.hub.search",

@@ -108,7 +108,7 @@ def _roles(tensor: Tensor, symmetry: Symmetry | None) -> list[str | None]:
     return [next(left, None) if role is None else role for role in roles]
 
 
-class _Rows(BackendArray):
+class _LazyRows(BackendArray):
     """A tensor whose first axes are those of ``rows``, read when it is indexed."""
 
     def __init__(self, reader: TensorReader, rows: NDArray[np.int64]) -> None:
@@ -155,7 +155,7 @@ def _dataset(
         raise ZooError(Problem(source.location, f"tensor {taken[0]!r}", expected, "the same", step))
     variables: dict[str, xr.Variable] = {}
     for name, reader in source.readers.items():
-        lazy: Any = indexing.LazilyIndexedArray(_Rows(reader, rows))
+        lazy: Any = indexing.LazilyIndexedArray(_LazyRows(reader, rows))
         # a copy is made before what was read is written to: it may be a view of the file
         variables[name] = xr.Variable((*lead, *axes[name]), indexing.CopyOnWriteArray(lazy))
     return xr.Dataset(variables, attrs=dict(facts))

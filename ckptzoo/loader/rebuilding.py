@@ -47,8 +47,8 @@ _OF_TRAINING = (
 Weights = Mapping[str, NDArray[Any]]
 
 
-class Run(Protocol):
-    """A training that can be done again; ``builders.rebuild.Run`` describes its methods."""
+class RepeatableTraining(Protocol):
+    """A training that can be done again; ``builders.rebuild.RepeatedTraining`` describes its methods."""
 
     @property
     def steps(self) -> int: ...
@@ -89,7 +89,7 @@ class OpenRun(Protocol):
         data: str | Path | None = None,
         max_bytes: int,
         threads: int | None = None,
-    ) -> Run: ...
+    ) -> RepeatableTraining: ...
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class RebuildOptions:
     max_bytes: int = MAX_BYTES
     threads: int | None = None
 
-    def open(self, row: Mapping[str, Any], arch: Architecture) -> Run:
+    def open(self, row: Mapping[str, Any], arch: Architecture) -> RepeatableTraining:
         """Return the training that a row describes."""
         return load_trainer()(
             row,
@@ -387,7 +387,7 @@ class _Rebuilding:
             job.rows.append((position, row))
         return [list(jobs.values()) for jobs in groups.values()]
 
-    def _open(self, row: Mapping[str, Any]) -> Run:
+    def _open(self, row: Mapping[str, Any]) -> RepeatableTraining:
         """Return the training that a row describes; its time, in which data may be made, counts as time of training."""
         if self._seconds_left < 0:
             expected, got = f"at most {self._options.max_seconds:g} s", "as much, for those before"
@@ -433,7 +433,7 @@ class _Rebuilding:
                     differences.append(f"finite: expected {item.finite}, got {row['finite']}")
                 self._found.differ(row, differences)
 
-    def _measured(self, run: Run, waiting: list[_Trained]) -> list[_Trained]:
+    def _measured(self, run: RepeatableTraining, waiting: list[_Trained]) -> list[_Trained]:
         """Return what waits, measured and without weights; nothing waits afterwards."""
         group = list(waiting)
         waiting.clear()

@@ -53,6 +53,19 @@ class ReferenceReader:
             self._files.read(*places, self.row_bytes, out.reshape(-1).view(np.uint8).data)
         return out[(slice(None), *key)]
 
+    def heads(self, rows: NDArray[np.int64], count: int) -> NDArray[Any]:
+        """(K, ``count``) the first numbers of some rows; no others are read."""
+        out = np.empty((len(rows), count), self.dtype)
+        if out.size:
+            places = self._pieces[rows].tolist(), self._offsets[rows].tolist()
+            self._files.read(*places, count * self.dtype.itemsize, out.reshape(-1).view(np.uint8).data)
+        return out
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether some rows are in files on other machines."""
+        return bool(self._files.references.is_remote.any())
+
     def runs(self, rows: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
         """Rows in order, ``COPY_BYTES`` at a time."""
         step = max(1, COPY_BYTES // max(1, self.row_bytes))
@@ -64,5 +77,10 @@ class ReferenceReader:
             yield piece, offset, self.row_bytes
 
     def required_blocks(self, rows: NDArray[np.int64]) -> Sequence[Span]:
-        """None: the files are none of the zoo's own."""
-        return ()
+        """The bytes of these rows in files on other machines, by the addresses of the files."""
+        references = self._files.references
+        return [
+            Span(references.remote_files[piece].address, offset, offset + nbytes, b"")
+            for piece, offset, nbytes in self.places(rows)
+            if references.is_remote[piece]
+        ]

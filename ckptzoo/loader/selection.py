@@ -1,5 +1,6 @@
 """Some checkpoints of an opened zoo: their metadata, and their rows in every variant."""
 
+import re
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from ckptzoo.loader.extra import PREFIX, extra_column, extra_names, names_in
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.readers import cast_reader
-from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.shard_index import ShardMaps
 from ckptzoo.loader.stream import RowIds, Source
 from ckptzoo.loader.variant import Variant
@@ -172,6 +172,13 @@ class Selection:
         except UnknownNameError as error:
             raise (self.absent_column(error.name) if error.kind == "column" else error) from None
         own = [name for name in columns_in(condition, schema.names) if name not in within]
+        # a condition that asks for unknown values, as in `finite is None or finite`, decides about them
+        if (
+            "finite" in own
+            and self.contents.identity.references
+            and not re.search(r"is_(null|valid)\(finite\b", str(condition))
+        ):
+            self._require_finite_known()
         found = [np.empty(0, np.int64)]
         try:
             for start, run in self.runs(own or ["finite"]):
@@ -183,6 +190,17 @@ class Selection:
             fault = unfit(condition, error, schema)
             raise (self.absent_column(fault.name) if isinstance(fault, UnknownNameError) else fault) from error
         return np.concatenate(found)
+
+    def _require_finite_known(self) -> None:
+        """Raise ZooError where the zoo refers to weights that nobody has read yet."""
+        unknown = sum(run["finite"].null_count for _, run in self.runs(["finite"]))
+        if unknown:
+            got = f"none for {unknown:,} of {len(self.rows):,}, whose weights were not read yet"
+            step = (
+                f"Run ckptzoo verify {self.contents.files.here or self.name}, which reads all of them once; "
+                "or write finite is None or finite."
+            )
+            raise ZooError(Problem(self.name, "column 'finite'", "a value of each checkpoint", got, step))
 
     def absent_column(self, name: str) -> UnknownNameError:
         """The error to raise for a column that is not there, which may be the name of a value within ``extra``."""
@@ -302,8 +320,7 @@ class Selection:
         for name in names:
             wanted += arch.named(name) or (self.tensor(name),)
         readers = {name: cast_reader(opened.reader(name), dtype, self.name) for name in wanted or arch.names}
-        files = self.contents.files
-        prefetch = files.prefetch if isinstance(files, RemoteFiles) else None
+        prefetch = opened.prefetch if opened.reads_elsewhere else None
         asked = self._asked(columns, readers) if columns else None
         self.contents.check_ids()
         ids = RowIds(self.contents.raw.rows, self.rows)

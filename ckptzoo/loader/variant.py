@@ -1,5 +1,6 @@
 """One variant of a zoo: its rows, and a reader for each of its tensors, stored or computed."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property, partial
 
@@ -16,6 +17,7 @@ from ckptzoo.loader.references import ReferenceReader
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.shard_index import ShardIndex
 from ckptzoo.schema import layout
+from ckptzoo.schema.layout import Span
 
 
 class Variant:
@@ -59,12 +61,27 @@ class Variant:
             )
         elif isinstance(files, RemoteFiles):
             readers = (self.reader(name) for name in self._contents.architecture.names)
-            files.prefetch(span for reader in readers for span in reader.required_blocks(np.array([row])))
+            self.prefetch(span for reader in readers for span in reader.required_blocks(np.array([row])))
         elif self._raw is None or not self._bare[self._bounds.searchsorted(row, side="right") - 1]:
             self._index.will_need(self.name, row)
         else:
             self._index.will_need(layout.ELEMENT, row)
             self._raw.will_need(int(self._origins[row]))
+
+    @property
+    def reads_elsewhere(self) -> bool:
+        """Whether weights are read from another machine: the zoo is there, or files that it refers to."""
+        computed = self._raw is not None and self._contents.identity.references and bool(self._bare.any())
+        refers = (self._refers or computed) and bool(self._contents.references.is_remote.any())
+        return refers or isinstance(self._contents.files, RemoteFiles)
+
+    def prefetch(self, wanted: Iterable[Span]) -> None:
+        """Fetch blocks of the zoo that are read next, and bytes of files that it refers to, by their addresses."""
+        spans, files = list(wanted), self._contents.files
+        if isinstance(files, RemoteFiles):
+            files.prefetch(span for span in spans if "://" not in span.name)
+        if elsewhere := [span for span in spans if "://" in span.name]:
+            self._contents.referenced_files.prefetch_spans(elsewhere)
 
     def _new_reader(self, tensor: str) -> TensorReader:
         if self._raw is None and self._bare.any():

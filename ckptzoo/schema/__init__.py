@@ -6,7 +6,7 @@ They need the standard library only.
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.card import Card, Picture
 from ckptzoo.schema.catalogue import Paper, PublishedSet
-from ckptzoo.schema.folds import Fold, Part, Target
+from ckptzoo.schema.folds import Fold, Target, TensorPart
 from ckptzoo.schema.groups import AxisAction, Fixed, Group, Like, Segment, Sym, Wreath
 from ckptzoo.schema.release import Release
 from ckptzoo.schema.reproduction import Reproduction
@@ -24,7 +24,6 @@ __all__ = [
     "Like",
     "ListSplit",
     "Paper",
-    "Part",
     "Picture",
     "PublishedSet",
     "Release",
@@ -34,5 +33,6 @@ __all__ = [
     "Symmetry",
     "Target",
     "Tensor",
+    "TensorPart",
     "Wreath",
 ]

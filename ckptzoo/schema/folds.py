@@ -26,7 +26,7 @@ _FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A box of a tensor, and the axis along which its channels are.
 
     Parameters
@@ -70,8 +70,8 @@ class Target:
         the first entry of v that is read; as many are as the weight reads, or ``into`` has.
     """
 
-    into: Part | None
-    weight: Part | None = None
+    into: TensorPart | None
+    weight: TensorPart | None = None
     offset: int = 0
 
     @property
@@ -111,13 +111,13 @@ class Fold:
     """
 
     kind: str
-    part: Part
+    part: TensorPart
     targets: tuple[Target, ...] = ()
-    gain: Part | None = None
-    shift: Part | None = None
+    gain: TensorPart | None = None
+    shift: TensorPart | None = None
 
     @property
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[TensorPart]:
         """All parts that it names."""
         into = (item for target in self.targets for item in (target.into, target.weight))
         return (item for item in (self.part, self.gain, self.shift, *into) if item is not None)
@@ -218,7 +218,7 @@ def _of_fold(what: str, fold: Fold) -> Iterator[Problem]:
         yield from _of_target(f"{what}: target", fold, target, lines)
 
 
-def _vector(part: Part | None, channels: int) -> bool:
+def _vector(part: TensorPart | None, channels: int) -> bool:
     return part is not None and part.channels == channels == math.prod(part.shape)
 
 
@@ -239,7 +239,7 @@ def _of_target(what: str, fold: Fold, target: Target, entries: int) -> Iterator[
         yield _problem(what, expected, target.into.channels)
 
 
-def _of_part(what: str, part: Part) -> Iterator[Problem]:
+def _of_part(what: str, part: TensorPart) -> Iterator[Problem]:
     if (got := name_problem(part.tensor)) is not None:
         yield _problem(what, "the name of a tensor", got)
     what = f"{what}: part of {part.tensor!r}"
@@ -288,7 +288,7 @@ def fold_problems_with(folds: tuple[Fold, ...], arch: Architecture) -> Iterator[
                 yield _problem(what, "a floating-point tensor", tensor.dtype)
 
 
-def part_fits(part: Part, shape: tuple[int, ...]) -> bool:
+def part_fits(part: TensorPart, shape: tuple[int, ...]) -> bool:
     """Whether a tensor of this shape has the part."""
     return len(shape) == len(part.shape) and all(
         item.stop <= size for item, size in zip(part.slices, shape, strict=True)
@@ -306,7 +306,7 @@ def fold_to_json(fold: Fold) -> Document:
     }
 
 
-def _part_to_json(part: Part) -> Document:
+def _part_to_json(part: TensorPart) -> Document:
     return {"tensor": part.tensor, "axis": part.axis, "start": list(part.start), "shape": list(part.shape)}
 
 
@@ -330,9 +330,9 @@ def _target(item: Document) -> Target:
     return Target(named.get("into"), named.get("weight"), item["offset"])
 
 
-def _part(item: Document) -> Part:
+def _part(item: Document) -> TensorPart:
     _only(item, {"tensor", "axis", "start", "shape"})
-    return Part(item["tensor"], item["axis"], tuple(item["start"]), tuple(item["shape"]))
+    return TensorPart(item["tensor"], item["axis"], tuple(item["start"]), tuple(item["shape"]))
 
 
 def _only(item: Document, required: set[str], optional: set[str] | None = None) -> None:

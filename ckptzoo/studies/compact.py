@@ -25,7 +25,7 @@ from ckptzoo.studies.chains import (
     convergence_of,
     transpositions_by_lag,
 )
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.networks import Weights, evaluator_of
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import evenly, own_table, parameter_names, usable_members
@@ -430,7 +430,7 @@ def _gaussian_of(variational: Zoo, samples: Zoo) -> tuple[dict[str, Values], dic
         for name in names
         for other in (name, f"{name}{STD}")
     )
-    rows = np.flatnonzero(usable_rows(variational.metadata))
+    rows = np.flatnonzero(usable_networks(variational))
     if not fits or not len(rows):
         expected, got = f"Gaussians over {samples.arch.name}", f"{len(rows)} of {variational.arch.name}"
         raise ZooError(Problem(variational.name, "variational zoo", expected, got, "Name another one."))

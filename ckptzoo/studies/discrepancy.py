@@ -22,7 +22,7 @@ from ckptzoo.measure.kernels import Rule
 from ckptzoo.measure.mmd import p_value
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document, JsonFields, digest_of
-from ckptzoo.studies.shared.flags import flags
+from ckptzoo.studies.shared.flags import finite_networks
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import blocks, parameter_names, parameters_by_layer, table_of
 from ckptzoo.text import Progress, counted, printable
@@ -478,7 +478,7 @@ def _chosen(zoo: Zoo, variant: str) -> tuple[Zoo, ComparedSet]:
     if variant != layout.RAW:
         table_of(zoo, variant)
     last = zoo.last_steps()
-    finite = last.take(flags(last.metadata, "finite", missing=True))
+    finite = last.take(finite_networks(last))
     if len(finite) < 2:
         got = f"{len(finite)} of {len(last)}"
         raise ZooError(Problem(zoo.name, "checkpoints", "2 or more that are finite", got, "Select others."))

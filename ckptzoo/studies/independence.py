@@ -17,7 +17,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.marginals import uniformity
 from ckptzoo.measure.permutation_tests import Independence, holm
 from ckptzoo.schema.documents import Document, JsonFields
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.text import Progress, counted, counter, printable
 
@@ -206,7 +206,7 @@ def independence(
     >>> found.independent, found.same.below["0.01"]
     (True, 0.59375)
     """
-    usable = zoo.take(usable_rows(zoo.metadata))
+    usable = zoo.take(usable_networks(zoo))
     first, last = first_and_last(usable)
     if len(last) < 2:
         step = "Select other members too: steps of one member, and draws around one mode, have one start."

@@ -14,6 +14,8 @@ _BLOCKS, _SIZE = 2, 5
 """Channels of the first convolution, and those of the second that read each of them."""
 _EXAMPLES = 256
 """Inputs whose losses are computed at once: for each (28,800,) numbers."""
+_LEAST = 1e-290
+"""Sums of exponentials below this one have lost digits, or all: the least number of 53 bits is 2.2e-308."""
 
 Weights = Mapping[str, NDArray[Any]]
 
@@ -86,8 +88,16 @@ def _losses(
             ours, theirs = ours - ours[labels][..., None], theirs - theirs[labels][..., None]
             # the largest term of each factor is taken out, so that no exponential overflows
             peaks = [array.max(2) for array in (ours, theirs)]
-            ours, theirs = np.exp(ours - peaks[0][..., None]), np.exp(theirs - peaks[1][..., None])
+            exponents = [array - peak[..., None] for array, peak in zip((ours, theirs), peaks, strict=True)]
+            ours, theirs = (np.exp(exponent) for exponent in exponents)
             # a product (P, classes) @ (classes, P) for every input
             sums = ours.swapaxes(0, 1) @ theirs.transpose(1, 2, 0)
-            total[swapped] += np.log(sums).sum(0) + peaks[0].sum(1)[:, None] + peaks[1].sum(1)
+            # where the largest terms are of different classes, all products may be below float64
+            lost = sums < _LEAST
+            total[swapped] += np.log(sums, where=~lost, out=np.zeros_like(sums)).sum(0)
+            total[swapped] += peaks[0].sum(1)[:, None] + peaks[1].sum(1)
+            for row in np.flatnonzero(lost.any((1, 2))):
+                left, right = np.nonzero(lost[row])
+                logits = exponents[0][left, row] + exponents[1][right, row]
+                np.add.at(total[swapped], (left, right), np.logaddexp.reduce(logits, axis=1))
     return total / len(targets)

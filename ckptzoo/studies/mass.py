@@ -15,7 +15,7 @@ from ckptzoo.errors import Problem, ZooError, require
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import evenly, own_table, parameters_by_layer, thinned
 from ckptzoo.symmetry import min_mass
@@ -235,7 +235,7 @@ def mass(zoo: Zoo, *, formulation: str = "pinned", convex: Size = 0, progress: P
         require("cvxpy", "convex")
     symmetry = own_table(zoo)
     last = zoo.last_steps()
-    usable = last.take(usable_rows(last.metadata))
+    usable = last.take(usable_networks(last))
     if not len(usable):
         expected, got = "at least one that is finite and did not diverge", f"none of {len(last)}"
         raise ZooError(Problem(zoo.name, "networks", expected, got, "Select others."))

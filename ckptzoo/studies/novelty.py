@@ -16,13 +16,12 @@ from ckptzoo.derive.near_copies import LEAST_MEMBERS, origins
 from ckptzoo.derive.tables import symmetry_of
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.format.table import filled_with
-from ckptzoo.format.writer import finite_rows
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.permutation_tests import holm
 from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.shared.flags import flags
+from ckptzoo.studies.shared.flags import finite_networks
 from ckptzoo.studies.shared.networks import pairs_at_once
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import evenly
@@ -226,7 +225,7 @@ def novelty(
     """
     table = _check(generated, zoo)
     # in the order of ids, so that nothing depends on the zoo's own
-    pool, asked = _finite(zoo).sorted("id"), _finite(generated)
+    pool, asked = zoo.take(finite_networks(zoo)).sorted("id"), generated.take(finite_networks(generated))
     comparison = _Comparison(pool, table, asked)
     chosen = comparison.independent(members)
     noisy_rows = chosen[evenly(len(chosen), NOISY)]
@@ -282,17 +281,6 @@ def _check(generated: Zoo, zoo: Zoo) -> Symmetry:
         step = "Compare with a zoo of the generated network."
         raise ZooError(Problem(generated.name, f"tensor {other!r}", f"{wanted}, as in {zoo.name}", got, step))
     return symmetry_of(zoo.contents)
-
-
-def _finite(zoo: Zoo) -> Zoo:
-    """Select the checkpoints that are finite, by their weights where the rows do not say it."""
-    usable = flags(zoo.metadata, "finite", missing=True)
-    unknown = np.flatnonzero(usable & ~flags(zoo.metadata, "finite"))
-    step = pairs_at_once(zoo.arch)
-    for start in range(0, len(unknown), step):
-        some = unknown[start : start + step]
-        usable[some] = finite_rows((np.asarray(zoo[name][some]) for name in zoo.arch.names), len(some))
-    return zoo.take(usable)
 
 
 def _independent(between: Values, location: str) -> Values:

@@ -18,7 +18,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.neuron_orders import Keys, NeuronOrder, keys_of, largest_weights, orders
 from ckptzoo.studies.order_movement import AS, ENOUGH, LESS, MORE, SIGMAS, UNKNOWN, MemberMovements, Movement
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, table_of
 from ckptzoo.symmetry import GAUGES
@@ -257,7 +257,7 @@ def permutations(
     ordered = orders(symmetry)
     if not ordered:
         raise ZooError(Problem(zoo.name, "symmetry table", "channels to order", "none", "Study another zoo."))
-    rows = usable_rows(zoo.metadata) & zoo.column("step").is_valid().to_numpy()
+    rows = usable_networks(zoo) & zoo.column("step").is_valid().to_numpy()
     if not largest:
         rows &= zoo.variant_metadata(variant)["gauged"].to_numpy()
     usable = zoo.take(rows)

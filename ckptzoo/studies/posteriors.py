@@ -25,7 +25,7 @@ from ckptzoo.studies.ensemble_scores import RIGHT
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
 from ckptzoo.studies.shared.draws import DrawGroup, draw_groups, summed_predictions
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import labels_of, table_of, thinned
 from ckptzoo.text import Progress, counted, counter, printable
@@ -392,7 +392,7 @@ def posteriors(
     start_members = {row["mode"] for group in groups for row in group.rows}
     is_start = np.isin(np.array(last.column("member").to_pylist(), dtype=object), list(start_members))
     # draws stay near the member from which their mode started, which is no independent draw of the target then
-    free = usable_rows(last.metadata) & ~is_start
+    free = usable_networks(last) & ~is_start
     ensembles = _ensembles(np.flatnonzero(free), ensemble, replicates, seed, target)
     remaining = _remaining(last, free, ensembles)
     published = _published_for(target)

@@ -23,7 +23,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import JsonFields
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import own_table
 from ckptzoo.text import Progress, counted, counter
@@ -275,7 +275,7 @@ def _with_target(zoo: Zoo, target: str) -> tuple[Zoo, Values]:
             raise
         step = f"Name a column of numbers, such as {TARGET}; {_listed(zoo)}"
         raise ZooError(Problem(zoo.name, f"target {target!r}", "a column of numbers", "none", step)) from None
-    kept = np.isfinite(values) & usable_rows(zoo.metadata)
+    kept = np.isfinite(values) & usable_networks(zoo)
     # R2 is relative to the variance of the target, which must not be 0
     if kept.sum() < _LEAST or np.ptp(values[kept]) == 0:
         got = f"{kept.sum():,} of {len(zoo):,}" if kept.sum() < _LEAST else "one value for all"

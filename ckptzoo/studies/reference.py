@@ -21,7 +21,7 @@ from ckptzoo.studies.chains import LEAST_DRAWS, are_comparable, chain_rows
 from ckptzoo.studies.discrepancy import mmd
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.shared.draws import draw_groups, summed_predictions
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import evenly, labels_of, parameter_names, table_of
 from ckptzoo.symmetry.identity.invariants import invariants
@@ -327,7 +327,7 @@ def _jobs(
         return
     last, starts = other.last_steps(), {*zoo.column("mode").to_pylist()}
     members = last.column("member").to_pylist()
-    free = np.flatnonzero(usable_rows(last.metadata) & ~np.isin(np.array(members, dtype=object), list(starts)))
+    free = np.flatnonzero(usable_networks(last) & ~np.isin(np.array(members, dtype=object), list(starts)))
     size = min(modes * draws, len(free))
     blocks = [free[start : start + size] for start in range(0, len(free) - size + 1, max(1, size))][:replicates]
     if size < 2:

@@ -15,7 +15,7 @@ from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.networks import (
     ALIGNED,
     RAW,
@@ -140,7 +140,7 @@ def steps(
     """
     evaluator = None if labelled is None else evaluator_of(zoo, labelled, module)
     rows_of: dict[str, dict[int, int]] = {}
-    usable = usable_rows(zoo.metadata)
+    usable = usable_networks(zoo)
     for row, entry in enumerate(zoo.metadata.select(["id", "member", "step"]).to_pylist()):
         if usable[row]:
             # a row without a member is a member of its own

@@ -17,7 +17,7 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.groups import Sym
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.density_peaks import FEW, SIGMAS, Density, density
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table
 from ckptzoo.symmetry import canonicalize
@@ -181,7 +181,7 @@ def toy(zoo: Zoo, *, norm: float = 3.0, loss: float = LOSS, progress: Progress |
     symmetry = own_table(zoo)
     tensor = _tensor(zoo, symmetry)
     last = zoo.last_steps()
-    usable = last.take(usable_rows(last.metadata))
+    usable = last.take(usable_networks(last))
     # to_numpy makes NaN of a null
     losses = usable.column("train_loss").cast(pa.float64()).to_numpy()
     high = losses > loss  # False for NaN: networks without a measured loss stay

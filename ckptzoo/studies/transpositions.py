@@ -19,7 +19,7 @@ from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema.documents import Document
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.networks import (
     ALIGNED,
     RAW,
@@ -343,7 +343,7 @@ def planted_pairs(zoo: Zoo, table: Symmetry) -> tuple[list[PlantedPair], int]:
     Raises ``ZooError`` if there are none, or a row's record of them is incomplete, and ``SymmetryError`` if a
     permutation is not one of the table.
     """
-    usable = usable_rows(zoo.metadata)
+    usable = usable_networks(zoo)
     rows_of: dict[str, dict[int, int]] = {}
     facts_of: dict[str, dict[str, Any]] = {}
     for row, entry in enumerate(zoo.metadata.select(["id", "member", "step", "extra"]).to_pylist()):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.arguments import checked
 from ckptzoo.errors import SymmetryError
-from ckptzoo.schema.folds import Fold, Part, Target, part_fits
+from ckptzoo.schema.folds import Fold, Target, TensorPart, part_fits
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry.arrays import Stacked, beside, fitting, is_float, positions, stored_dtype, to_numpy
 from ckptzoo.symmetry.kinds.registry import FACTORS, matrix_kind_of
@@ -154,12 +154,12 @@ def _fix(item: Fold, held: _Arrays) -> None:
             _add(target, vector[:, target.offset : target.offset + target.channels], gain, held)
 
 
-def _lines(held: _Arrays, part: Part) -> NDArray[np.float64]:
+def _lines(held: _Arrays, part: TensorPart) -> NDArray[np.float64]:
     """Return a view of the part with the channels along its last axis, checkpoints along its first."""
     return np.moveaxis(held[part.tensor][(slice(None), *part.slices)], part.axis + 1, -1)
 
 
-def _vector(held: _Arrays, part: Part) -> NDArray[np.float64]:
+def _vector(held: _Arrays, part: TensorPart) -> NDArray[np.float64]:
     return _lines(held, part).reshape(-1, part.channels)
 
 

@@ -89,6 +89,7 @@ def test_other_images_are_refused() -> None:
         )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [1, 15, 16, 64, 70])
 def test_the_gradient_is_that_of_double_precision(size: int) -> None:
     recipe = dataclasses.replace(DIGITS, batch=size)

@@ -168,6 +168,7 @@ def test_what_others_hold_is_left_to_them(nodes: TwoNodes, tmp_path: Path) -> No
     assert not list((path / WORK_FOLDER / TOY.prefix).glob("*.claim-*"))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_unit_that_fails_is_noted(nodes: TwoNodes, tmp_path: Path) -> None:
     path = tmp_path / "zoo"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import ckptzoo
 from builders import planted
 from builders.build import build
-from builders.rebuild import Run
+from builders.rebuild import RepeatedTraining
 from builders.recipe import Recipe
 from builders.rounding import round_weights
 from ckptzoo.cli.app import run
@@ -283,7 +283,7 @@ def test_what_would_take_too_long_is_not_begun(tmp_path: Path) -> None:
 
 
 def test_one_data_set_and_few_weights_are_in_memory(zoos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    zoo, trainer, measure = ckptzoo.open(zoos / "rolling"), rebuilding.load_trainer(), Run.measure
+    zoo, trainer, measure = ckptzoo.open(zoos / "rolling"), rebuilding.load_trainer(), RepeatedTraining.measure
     monkeypatch.setattr(rebuilding, "_MEASURED_BYTES", 2 * zoo.arch.nbytes)
     runs, alive, measured = list[weakref.ref[Any]](), list[int](), list[int]()
 
@@ -293,12 +293,12 @@ def test_one_data_set_and_few_weights_are_in_memory(zoos: Path, monkeypatch: pyt
         runs.append(weakref.ref(run))
         return run
 
-    def counting(run: Run, weights: Any) -> Any:
+    def counting(run: RepeatedTraining, weights: Any) -> Any:
         measured.append(len(next(iter(weights.values()))))
         return measure(run, weights)
 
     monkeypatch.setattr(rebuilding, "load_trainer", lambda: watched)
-    monkeypatch.setattr(Run, "measure", counting)
+    monkeypatch.setattr(RepeatedTraining, "measure", counting)
     assert zoo.rebuild(3).reproduced == 3
     assert sum(measured) == 3 * (len(KEPT) + 1) and max(measured) == 2
     # that of the row before is alive until the next one is there

@@ -136,6 +136,7 @@ def test_optunet_itself_stays_the_recipe() -> None:
     assert with_architecture(recipe, "optunet-3-5-2-8-4-1").digest != recipe.digest
 
 
+@pytest.mark.exhaustive
 def test_the_same_seed_finds_the_same_and_another_one_other_networks(found: SearchedNetworks, tmp_path: Path) -> None:
     """At once, or when a search of fewer trials, which is done, is carried on: in full to the end."""
     few = quick(tmp_path / "again", trials=3)

@@ -137,6 +137,7 @@ def test_the_format_avoids_a_kernel_that_writes_beyond_its_memory(
     assert single.memory_format_of(archs.get(architecture)(), torch.device(device)) == expected
 
 
+@pytest.mark.exhaustive
 def test_members_are_the_same_alone_in_any_unit_with_any_stops_on_any_number_of_threads() -> None:
     with open_trainer(COLOUR, images(), engine="single", threads=1) as trainer:
         undisturbed = trainer.start([4, 9, 2])

@@ -204,6 +204,7 @@ def test_without_a_plan_or_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         submit(tmp_path / "zoo", tasks=2)
 
 
+@pytest.mark.exhaustive
 def test_the_command_for_other_schedulers_trains_what_is_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

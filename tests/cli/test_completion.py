@@ -127,6 +127,7 @@ def test_the_last_name_of_a_condition_is_completed(condition: str, expected: lis
     assert list(complete_condition(condition)) == expected
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("isolated_clients")
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_zoos_in_the_cache_are_offered_without_the_network(zoo: Path, tmp_path: Path) -> None:

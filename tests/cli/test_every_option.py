@@ -115,6 +115,7 @@ def test_values_that_no_command_takes(folder: Path, name: str) -> None:
 def test_every_command_is_checked() -> None:
     kinds = {type(command).__name__ for command in commands().values()}
     assert kinds == {"Command", "CommandGroup"} and len(commands()) > 60
+    assert set(LINES) == set(commands())
 
 
 # The whole walk: command lines that work, in which one word after another is exchanged for odd ones.
@@ -124,7 +125,8 @@ LINES = {
     "rebuild": "few m00000 --step 1 -o s.safetensors", "compare": "few m00000 m00001",
     "export": "few m00000 -o e.safetensors", "derive": "few", "align": "few --to best", "dedupe": "few",
     "predict": "few noise/test --inputs own.npz", "mmd": "few few -o out", "collection": ".", "search": "",
-    "audit": "few", "catalogue": "", "import": "net.safetensors --to new --license MIT --arch optunet", "pull": "few -o out", "push": "few org/zoo",
+    "link": "net.safetensors --to new --license MIT --arch optunet", "materialize": "few --to new", "gather": "few",
+    "build:report": "--zoos . --to new --only toy", "audit": "few", "catalogue": "", "import": "net.safetensors --to new --license MIT --arch optunet", "pull": "few -o out", "push": "few org/zoo",
     "card": "few", "contribute": "net.safetensors --to org/zoo --card card.toml --dry-run", "review": "org/zoo 1",
     "release": "few one --notes x", "cite": "few --where seed<3", "compact": "few", "retract": "few m00000 --reason x", "doctor": "", "study symmetries": "few",
     "study permutations": "few", "study mass": "few", "study marginals": "few", "study modes": "few",

@@ -170,6 +170,7 @@ WRONG = [
 """Options that do not go together, and what is said of them."""
 
 
+@pytest.mark.exhaustive
 def test_options_that_do_not_go_together(
     cli: Any, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +186,7 @@ def test_options_that_do_not_go_together(
     assert (tmp_path / "taken/notes").read_text() == "mine"
 
 
+@pytest.mark.exhaustive
 def test_comparisons(cli: Any, digits: Path, optunets: Any, tmp_path: Path) -> None:
     ended = cli("compare", digits, "net-0", "net-4", "--json")
     assert ended.code == 0 and ended.json["aligned"][-1]["relative"] < 0.3 < ended.json["layers"][-1]["relative"]

@@ -189,6 +189,7 @@ def made():
 """
 
 
+@pytest.mark.exhaustive
 def test_a_network_of_ones_own(cli: Any, data: Path, tmp_path: Path) -> None:
     """For zoos whose forward function ckptzoo.archs does not know, derive and predict take --module."""
     known, path = zoo_of(tmp_path / "known"), tmp_path / "zoo"
@@ -209,6 +210,7 @@ def test_a_network_of_ones_own(cli: Any, data: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(*same, rtol=2e-3, atol=1e-3)
 
 
+@pytest.mark.exhaustive
 def test_every_command_takes_a_zoo_with_predictions(cli: Any, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = zoo_of(tmp_path / "zoo")

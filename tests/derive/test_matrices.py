@@ -183,6 +183,7 @@ def test_a_pulled_selection_reads_the_same(tmp_path: Path) -> None:
     assert some.variant_metadata("canonical")["degenerate"].to_pylist() == [0, 0]
 
 
+@pytest.mark.exhaustive
 def test_streams_checkpoints_pages_and_doctor(tmp_path: Path) -> None:
     path = write_zoo(tmp_path / "zoo")
     derive(path, certify="none")

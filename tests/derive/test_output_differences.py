@@ -185,6 +185,7 @@ def test_a_checkpoint_whose_own_outputs_are_not_finite_does_not_judge_the_table(
     assert not EquivalenceChecker(ARCH).check_table(TABLE, weights, INPUTS)
 
 
+@pytest.mark.exhaustive
 def test_memory_is_that_of_one_large_network() -> None:
     arch = archs.architecture("mlp-784-1500-10")
     weights, checker = weights_of(12, 0, arch=arch), EquivalenceChecker(arch)

@@ -140,7 +140,7 @@ def test_a_killed_call_is_carried_on_to_the_same_bytes(tmp_path: Path, store: st
     assert ckptzoo.verify(path) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_at_once_write_every_part_once(tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo", (2,) * 12)
     code = "import sys; from ckptzoo.derive import derive; derive(sys.argv[1], certify='none')"

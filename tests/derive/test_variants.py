@@ -172,7 +172,7 @@ def test_unknown_names_and_inputs_of_another_shape_are_refused(tmp_path: Path) -
         derive(path, certify="none", inputs=np.zeros((1, 1, 28, 28)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_torch_is_imported_only_for_checks_and_its_absence_is_reported(tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo")
     code = (

@@ -109,6 +109,7 @@ def test_an_empty_zoo_and_one_without_raw_weights(tmp_path: Path, derived: Path)
     assert "in derived/unit-norm/" in checks["one block"].detail
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("isolated_clients")
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 def test_a_zoo_on_a_hub(derived: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +145,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return called
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("isolated_clients")
 def test_the_command_ends_with_0_or_1(run: Run, derived: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTZOO_OFFLINE", "1")
@@ -161,6 +163,7 @@ def test_the_command_ends_with_0_or_1(run: Run, derived: Path, monkeypatch: pyte
     assert set(told["checks"][0]) == {"name", "outcome", "detail", "step"}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("isolated_clients")
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_no_secret_is_shown(

@@ -133,6 +133,7 @@ def states(zoo: ckptzoo.Zoo, data: Any) -> Iterator[tuple[str, np.ndarray]]:
         yield "#" + "&".join(parts), keep
 
 
+@pytest.mark.exhaustive
 def test_copied_code_selects_the_ids_that_the_page_counts(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
     zoo, path = shown
     wanted = list(states(zoo, payload_of(path)))
@@ -166,6 +167,7 @@ COPIES = """async fragments => {
 """Takes states, and gives for each what both buttons put into the clipboard and what the page counts."""
 
 
+@pytest.mark.exhaustive
 def test_brushes_of_a_histogram_and_of_both_panels(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
     zoo, path = shown
     with Window(browser, path) as window:

@@ -54,6 +54,7 @@ def test_a_server_without_room_says_so_and_takes_the_rest_later(large: Path, tmp
         assert len(bench.commits(REPO)) == 2
 
 
+@pytest.mark.exhaustive
 def test_a_server_that_may_not_write_large_files(large: Path, tmp_path: Path) -> None:
     """Where no disk can be mounted: the same with a limit on the size of files."""
     server = Server(tmp_path / "served", limit=300_000)
@@ -156,6 +157,7 @@ def test_a_contribution_that_finds_no_room_for_what_is_in_the_making(
     shutil.rmtree(down)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("room", [60_000, 90_000, 130_000] if ALL else [90_000])
 def test_a_disk_that_fills_while_draws_are_built(tmp_path: Path, room: int) -> None:
     recipe, console = Recipe.load("toy").shortened(2), Console(quiet=True)

@@ -180,6 +180,7 @@ def test_lies(tiny: Path, place: str) -> None:
     COUNTS.inputs["answers that break their promises"] += len(found)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("impatient")
 def test_a_listing_that_unpacks_to_gigabytes(tiny: Path) -> None:
     bomb = gzip.compress(gzip.compress(bytes(2**30), 1), 9)

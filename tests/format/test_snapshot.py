@@ -216,6 +216,7 @@ def test_a_snapshot_of_more_rows_than_it_may_have_is_not_used(compacted: Path, m
     assert contents.snapshot is None and len(contents.retracted.rows) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("index_rows", [1, 5])
 def test_an_index_is_in_several_row_groups(compacted: Path, monkeypatch: pytest.MonkeyPatch, index_rows: int) -> None:
     """Damage in any of them is passed over, and the parts are read."""

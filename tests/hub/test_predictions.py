@@ -21,6 +21,7 @@ def predicted(path: Path) -> ckptzoo.Zoo:
     return ckptzoo.open(path)
 
 
+@pytest.mark.exhaustive
 def test_push_and_pull_bring_them(server: Hosted, tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo", (3, 2))
     predicted(path)

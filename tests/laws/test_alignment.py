@@ -158,6 +158,7 @@ def test_fitted_scales_keep_the_function_and_lower_the_distance(drawn: tuple[Net
         assert start.distance[k] <= before * (1 + 1e-12)
 
 
+@pytest.mark.exhaustive
 @few
 @given(cases(nested=False))
 def test_a_fitted_result_does_not_depend_on_the_others(drawn: tuple[Net | Network, Weights, Weights]) -> None:

@@ -124,6 +124,7 @@ def test_columns_that_are_not_there(zoo, tmp_path):
         ckptzoo.open(tmp_path / "zoo").stream(columns=["step"])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("shards", [1, 4])
 def test_datasets_have_features_and_values(zoo, shards):
     found = zoo.to_datasets(columns=COLUMNS, shards=shards)

@@ -104,6 +104,7 @@ def studies() -> list[str]:
 REQUIRED = [*(f"{item.__module__}.{item.__qualname__}" for item in PUBLIC), *studies()]
 
 
+@pytest.mark.exhaustive
 def test_tools_read_what_readers_do(caplog: pytest.LogCaptureFixture) -> None:
     """Parameters and results are those of the signatures, and what is public has all of them and an example.
 

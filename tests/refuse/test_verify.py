@@ -141,7 +141,7 @@ def test_every_flipped_byte_is_found(sound):
     assert ckptzoo.verify(sound) == []
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
 def test_every_missing_truncated_or_longer_file_is_found(sound):
     for path in sorted(

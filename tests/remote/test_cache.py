@@ -209,7 +209,7 @@ def writer(cache: Path, *, limit: int, endless: bool) -> "subprocess.Popen[bytes
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_writer_killed_at_any_moment_leaves_nothing_wrong(cache: Path) -> None:
     for attempt in range(6):
         with writer(cache, limit=3 * MIB, endless=True) as process:

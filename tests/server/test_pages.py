@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckptzoo.hub.contributions.report import Check, checks_markdown
+from ckptzoo.hub.contributions.report import ReviewCheck, checks_markdown
 from ckptzoo.schema.review_mark import ReviewMark
 from ckptzoo.server.app import PAGES
 from ckptzoo.server.pages import zoos
@@ -361,11 +361,15 @@ def test_what_was_checked_is_merged_and_nothing_else(proposed: Hosted, ada: Brow
 
 
 def test_checks_that_were_not_done_are_not_called_passed(proposed: Hosted, bob: Browser) -> None:
-    mark, passed = ReviewMark(*heads(proposed), True), Check("ids", "passed", "new")
+    mark, passed = ReviewMark(*heads(proposed), True), ReviewCheck("ids", "passed", "new")
     for checks, words, absent in (
         ((passed,), "All checks passed", "not done:"),
-        ((passed, Check("near copies", "not done", "few")), "No check failed; not done: near copies;", "No accuracy"),
-        ((Check("accuracy", "not done", "<b>why</b>"), passed), "not done: accuracy;", "All checks passed"),
+        (
+            (passed, ReviewCheck("near copies", "not done", "few")),
+            "No check failed; not done: near copies;",
+            "No accuracy",
+        ),
+        ((ReviewCheck("accuracy", "not done", "<b>why</b>"), passed), "not done: accuracy;", "All checks passed"),
     ):
         text = f"Reviewed.\n\n{checks_markdown(checks)}\n\n{mark.line()}"
         proposed.api("write").comment_discussion(OPEN, 2, text, repo_type="dataset")

@@ -3,6 +3,7 @@
 import io
 import json
 from dataclasses import replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,6 @@ def test_the_least_of_all_permutations(tmp_path: Path) -> None:
     losses, least = halfway(elements, 400), halfway(best, 1)
     assert least[0] <= losses.min() + 1e-6
     tables = _tables(evaluator, first, second)
-    from itertools import permutations
-
     orders = np.array(list(permutations(range(5))))
     every = _losses(*tables, orders, images.targets)
     assert every.shape == (2, 120, 120) and least[0] == pytest.approx(every.min(), rel=1e-5)
@@ -114,6 +113,23 @@ def test_the_least_of_all_permutations(tmp_path: Path) -> None:
         swapped, order = int(elements.perms["conv1"][member, 0]), np.asarray(elements.perms["conv2"][member]) % 5
         expected = every[swapped, places[tuple(order[:5].tolist())], places[tuple(order[5:].tolist())]]
         assert losses[member] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1, 100, 1000, 1e5])
+def test_losses_of_permutations_are_finite_and_right_for_any_logits(scale: float) -> None:
+    rng, orders = np.random.default_rng(0), np.array(list(permutations(range(5))))
+    # (a, b, i, j, N, classes), as _tables gives them
+    tables, bias = (scale * rng.normal(size=(2, 2, 5, 5, 6, 3))).astype(np.float32), rng.normal(size=3)
+    targets = rng.integers(0, 3, 6)
+    every = _losses(tables, bias, orders, targets)
+    for swapped, one, other in zip(*(rng.integers(0, high, 50) for high in every.shape), strict=True):
+        logits = bias + sum(
+            tables[0, swapped, channel, orders[one][channel]].astype(float)
+            + tables[1, 1 - swapped, channel, orders[other][channel]]
+            for channel in range(5)
+        )
+        losses = np.logaddexp.reduce(logits, axis=1) - logits[np.arange(6), targets]
+        assert every[swapped, one, other] == pytest.approx(losses.mean(), rel=1e-12, abs=1e-12)
 
 
 def test_the_least_barrier_and_variants_in_a_study(tmp_path: Path) -> None:

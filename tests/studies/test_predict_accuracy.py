@@ -111,6 +111,7 @@ def test_statistics_are_those_of_each_tensor(made: Made) -> None:
     np.testing.assert_allclose(made_statistics[:, 7:14], np.stack(expected, axis=1), rtol=1e-12)
 
 
+@pytest.mark.exhaustive
 def test_equal_seeds_give_equal_results_and_the_command_writes_them(made: Made, tmp_path: Path) -> None:
     zoo = made(lambda flat: flat[:, 0])
     seen: list[tuple[int, int]] = []

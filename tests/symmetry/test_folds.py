@@ -12,17 +12,17 @@ import torch
 from ckptzoo.errors import SpecError, SymmetryError
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import seal, unseal
-from ckptzoo.schema.folds import MAX_FOLDS, Fold, Part, Target, dimensions
+from ckptzoo.schema.folds import MAX_FOLDS, Fold, Target, TensorPart, dimensions
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import count, fold
 
 
-def vector(name: str, count: int, start: int = 0) -> Part:
-    return Part(name, 0, (start,), (count,))
+def vector(name: str, count: int, start: int = 0) -> TensorPart:
+    return TensorPart(name, 0, (start,), (count,))
 
 
-def matrix(name: str, axis: int, rows: int, columns: int) -> Part:
-    return Part(name, axis, (0, 0), (rows, columns))
+def matrix(name: str, axis: int, rows: int, columns: int) -> TensorPart:
+    return TensorPart(name, axis, (0, 0), (rows, columns))
 
 
 GAIN, SHIFT = vector("norm.gain", 4), vector("norm.shift", 4)
@@ -84,7 +84,7 @@ def test_dimensions_are_the_rank_of_what_is_fixed() -> None:
         for axis in (0, 1):
             start = rng.integers(0, 3, 2)
             size = rng.integers(1, 5 - start)
-            part = Part("w", axis, tuple(start.tolist()), tuple(size.tolist()))
+            part = TensorPart("w", axis, tuple(start.tolist()), tuple(size.tolist()))
             folds.append(Fold("centre" if rng.integers(2) else "shift", part))
             summed = axis if folds[-1].kind == "centre" else 1 - axis
             for line in range(int(size[1 - summed])):
@@ -100,11 +100,11 @@ def test_dimensions_are_the_rank_of_what_is_fixed() -> None:
     ("folds", "what"),
     [
         ((Fold("scale", BIAS),), "kind"),
-        ((Fold("zero", Part("bias", 1, (0,), (6,))),), "axis"),
-        ((Fold("zero", Part("bias", 0, (0, 0), (6,))),), "axes with a start"),
-        ((Fold("zero", Part("bias", 0, (-1,), (6,))),), "starts of 0"),
-        ((Fold("zero", Part("bias", 0, (0,), (2**40,))),), "starts of 0"),
-        ((Fold("zero", Part("../bias", 0, (0,), (6,))),), "the name of a tensor"),
+        ((Fold("zero", TensorPart("bias", 1, (0,), (6,))),), "axis"),
+        ((Fold("zero", TensorPart("bias", 0, (0, 0), (6,))),), "axes with a start"),
+        ((Fold("zero", TensorPart("bias", 0, (-1,), (6,))),), "starts of 0"),
+        ((Fold("zero", TensorPart("bias", 0, (0,), (2**40,))),), "starts of 0"),
+        ((Fold("zero", TensorPart("../bias", 0, (0,), (6,))),), "the name of a tensor"),
         ((Fold("zero", READ),), "a vector"),
         ((Fold("zero", BIAS, (Target(BIAS),)),), "targets"),
         ((Fold("shift", SHIFT),), "targets"),

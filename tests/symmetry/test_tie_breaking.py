@@ -137,6 +137,7 @@ def test_blocks_of_a_depthwise_convolution_that_are_alike() -> None:
     assert_all_the_same(table, weights)
 
 
+@pytest.mark.exhaustive
 def test_heads_that_are_alike_and_heads_whose_channels_are_in_another_order() -> None:
     """Channels keep their order within a head: four heads are 0, four others have the same channels reversed in two."""
     heads, k = 12, 4

@@ -128,8 +128,9 @@ def audit(
 
     Notes
     -----
-    Of each file the header is read, and the first numbers of a few tensors: a part in 300, at least 16 KiB. The digests
-    of files come with the listing of a hub. Whether steps are in order is told by distances between them
+    Of each file, also of those that a zoo refers to, the header is read, and the first numbers of a few tensors: a part
+    in 300, at least 16 KiB. Of a zoo that holds its weights these tensors are read whole. The digests of
+    files come with the listing of a hub. Whether steps are in order is told by distances between them
     (``ckptzoo.measure.trajectories``).
 
     Examples
@@ -141,7 +142,9 @@ def audit(
     given = [source] if isinstance(source, str | Path) else list(source)
     zoos = [item for item in given if _is_zoo(item)]
     others = [item for item in given if item not in zoos]
-    steps: list[PublishedStep] = [step for item in zoos for step in steps_of_zoo(item, endpoint=endpoint, token=token)]
+    steps: list[PublishedStep] = [
+        step for item in zoos for step in steps_of_zoo(item, everything=everything, endpoint=endpoint, token=token)
+    ]
     transfer, unreadable, passed = Transfer(), dict[str, str](), dict[str, str]()
     if others:
         opened = open_sources(others, endpoint=endpoint, token=token)

@@ -110,11 +110,12 @@ def _not_held(zoo: Zoo) -> str:
 
 
 def _exceptions(zoo: Zoo) -> str:
-    """Count the checkpoints that diverged, are not finite, or are retracted."""
+    """Count the checkpoints that diverged, are not finite, perhaps not finite, or are retracted."""
     rows = zoo.metadata
     numbers = (
         (int(flags(rows, "diverged").sum()), "diverged"),
         (int((~flags(rows, "finite", missing=True)).sum()), "not finite"),
+        (rows["finite"].null_count, "whose weights were not read yet, so that it is not known whether they are finite"),
         (len(zoo.retracted["id"].unique()), "retracted and left out when the zoo is opened"),
     )
     return ", ".join(f"{number:,} {what}" for number, what in numbers if number)

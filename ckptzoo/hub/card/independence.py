@@ -4,6 +4,7 @@ import numpy as np
 
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.card import contents
+from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.text import counted
 
@@ -20,7 +21,9 @@ def independence_section(zoo: Zoo) -> str:
     """
     if zoo.symmetry is None or zoo.contents.identity.references or len(zoo) * zoo.arch.nbytes > MAX_BYTES:
         return ""
-    if contents.ids_without_raw_weights(zoo):
+    files = zoo.contents.files
+    # of what is pushed, some parts may be in the repository alone
+    if contents.ids_without_raw_weights(zoo) or not (files.here or isinstance(files, RemoteFiles)):
         return ""
     from ckptzoo.derive.independence import UNIFORM, IndependenceTest, first_and_last, random_pairs
     from ckptzoo.measure.marginals import uniformity

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo.format.header import numpy_dtype
-from ckptzoo.hub.contributions.report import Check, check_result
+from ckptzoo.hub.contributions.report import ReviewCheck, check_result
 from ckptzoo.hub.contributions.target_zoo import CANONICAL, TargetZoo, Weights
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.symmetry import GAUGES, canonicalize, fingerprint
@@ -38,7 +38,7 @@ class DuplicateSearch:
     resolved: bool
     permuted: bool
 
-    def check(self) -> Check:
+    def check(self) -> ReviewCheck:
         """Return the result as one of the checks."""
         wrong = [f"{name} is {other}" for name, other in self.found.items()]
         passed = "no copy, permuted and scaled ones included" if self.permuted else "no copy bit for bit"
@@ -54,7 +54,7 @@ class DuplicateSearch:
                     f"Its canonical variant is of another version than {GAUGES[CANONICAL].version}: remove "
                     "derived/canonical and make it again with ckptzoo derive ZOO --gauge canonical."
                 )
-            return Check(
+            return ReviewCheck(
                 "duplicates", "not done", f"{passed} among those compared; {left} of the zoo not compared. {step}"
             )
         return check_result("duplicates", wrong, passed)

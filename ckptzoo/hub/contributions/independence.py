@@ -9,7 +9,7 @@ from ckptzoo.derive.independence import IndependenceTest
 from ckptzoo.derive.near_copies import origins
 from ckptzoo.errors import RemoteError, ZooError
 from ckptzoo.hub.card.contents import usable
-from ckptzoo.hub.contributions.report import Check
+from ckptzoo.hub.contributions.report import ReviewCheck
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.permutation_tests import holm, independence_of_all
@@ -27,7 +27,7 @@ _SHOWN = 8
 
 def check_independence(
     zoo: Zoo, target: TargetZoo, *, without: Collection[str] = (), progress: Progress | None = None
-) -> Check | None:
+) -> ReviewCheck | None:
     """Test contributed checkpoints against the members of a zoo, one of each origin; None where no test exists.
 
     ``without`` are contributed checkpoints that are known to be copies; they are left out, as is what is not finite or
@@ -45,7 +45,7 @@ def check_independence(
     try:
         test = IndependenceTest(target.zoo, permutations=min(MAX_PERMUTATIONS, max(999, 100 * len(kept))), seed=0)
     except RemoteError as error:
-        return Check(NAME, "not done", str(error))
+        return ReviewCheck(NAME, "not done", str(error))
     except ZooError:
         # without a table, with too few neurons, and of Gaussians nothing can be tested
         return None
@@ -53,7 +53,9 @@ def check_independence(
     permutations = round(min(len(test.orders[0]), 10 ** min(test.neurons.log10, 18)))
     if len(kept) / permutations > LEVEL:
         said = f"{counted(len(kept), 'checkpoint')} and {permutations:,} permutations of neurons"
-        return Check(NAME, "not done", f"{said}: no p-value can be {LEVEL:g} or less, adjusted for all checkpoints")
+        return ReviewCheck(
+            NAME, "not done", f"{said}: no p-value can be {LEVEL:g} or less, adjusted for all checkpoints"
+        )
     advance = counter(len(kept), progress)
     found: list[tuple[float, int]] = []
     try:
@@ -63,7 +65,7 @@ def check_independence(
             found.append(independence_of_all(test.neurons.similarities(mine, theirs), test.orders, seed=number))
             advance()
     except ZooError as error:
-        return Check(NAME, "not done", str(error))
+        return ReviewCheck(NAME, "not done", str(error))
     adjusted = holm(np.array([p for p, _ in found]))
     ids, names = zoo.ids, target.zoo.ids
     dependent = [
@@ -73,10 +75,10 @@ def check_independence(
     ]
     compared = f"{counted(len(kept), 'checkpoint')} against {counted(len(members), 'member')}"
     if not dependent:
-        return Check(NAME, "passed", f"no sign of initial weights shared with members of the zoo: {compared}")
+        return ReviewCheck(NAME, "passed", f"no sign of initial weights shared with members of the zoo: {compared}")
     more = f"; and {len(dependent) - _SHOWN:,} more" if len(dependent) > _SHOWN else ""
     said = f"not independent of a member, as checkpoints that started from one: {'; '.join(dependent[:_SHOWN])}{more}"
-    return Check(NAME, "passed", f"{said}. Studies of posteriors should count each such pair once")
+    return ReviewCheck(NAME, "passed", f"{said}. Studies of posteriors should count each such pair once")
 
 
 def _last(rows: list[int], zoo: Zoo, limit: int) -> NDArray[np.int64]:

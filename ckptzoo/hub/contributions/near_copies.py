@@ -13,7 +13,7 @@ from ckptzoo.derive.near_copies import INPUTS, LEAST_MEMBERS, NearPair, points, 
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.contributions.evaluation import no_forward
 from ckptzoo.hub.contributions.inputs import ZooInputs, stored_inputs
-from ckptzoo.hub.contributions.report import Check
+from ckptzoo.hub.contributions.report import ReviewCheck
 from ckptzoo.hub.contributions.target_zoo import COMPARED_BYTES, TargetZoo
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.layout import predictions_name
@@ -36,7 +36,7 @@ def check_near_copies(
     own: Labelled | None = None,
     accepted: bool = False,
     progress: Progress | None = None,
-) -> Check:
+) -> ReviewCheck:
     """Check that contributed checkpoints do not compute nearly the same as others, of the contribution or of the zoo.
 
     The threshold follows from the distances between independent members of the zoo (``ckptzoo.derive.near_copies``). A
@@ -59,7 +59,7 @@ def check_near_copies(
             if network is None and not archs.known(zoo.arch.forward):
                 lacking.append(no_forward(zoo.arch))
             if lacking:
-                return Check(NAME, "not done", "; ".join(lacking))
+                return ReviewCheck(NAME, "not done", "; ".join(lacking))
             inputs = seeded_inputs(zoo.arch) if own is None or zoo.arch.input_shape else own.inputs[:INPUTS]
             theirs = points(target.zoo, inputs, module=network, progress=progress)
             mine = points(kept, inputs, module=network)
@@ -68,16 +68,22 @@ def check_near_copies(
         else:
             threshold, pairs = _by_stored_outputs(kept, target.zoo, network, data, own)
     except ZooError as error:
-        return Check(NAME, "not done", str(error))
+        return ReviewCheck(NAME, "not done", str(error))
     if threshold is None:
-        return Check(NAME, "not done", f"the zoo has fewer than {LEAST_MEMBERS} independent members to compare with")
+        return ReviewCheck(
+            NAME, "not done", f"the zoo has fewer than {LEAST_MEMBERS} independent members to compare with"
+        )
     if not pairs:
-        return Check(NAME, "passed", f"none nearer than {threshold:.3g}, a tenth of what independent members are apart")
+        return ReviewCheck(
+            NAME, "passed", f"none nearer than {threshold:.3g}, a tenth of what independent members are apart"
+        )
     shown = "; ".join(f"{pair.ids[0]} and {pair.ids[1]}: {pair.distance:.2g}" for pair in pairs[:_SHOWN])
     more = f"; and {len(pairs) - _SHOWN:,} more" if len(pairs) > _SHOWN else ""
     said = f"outputs nearer than {threshold:.2g}, a tenth of what independent members are apart: {shown}{more}"
     step = "Look at them; merge with --accept-near-copies if these are different networks."
-    return Check(NAME, "passed", f"accepted: {said}") if accepted else Check(NAME, "failed", f"{said}. {step}")
+    return (
+        ReviewCheck(NAME, "passed", f"accepted: {said}") if accepted else ReviewCheck(NAME, "failed", f"{said}. {step}")
+    )
 
 
 def _by_stored_outputs(

@@ -5,7 +5,7 @@ from itertools import islice
 
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.client import Client
-from ckptzoo.hub.contributions.report import Check, check_result
+from ckptzoo.hub.contributions.report import ReviewCheck, check_result
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.text import excerpt
@@ -14,7 +14,9 @@ MAX_REQUESTS = 20
 """Open pull requests that are looked at, the last ones."""
 
 
-def check_open_requests(client: Client, repo: str, zoo: Zoo, target: TargetZoo, *, number: int | None = None) -> Check:
+def check_open_requests(
+    client: Client, repo: str, zoo: Zoo, target: TargetZoo, *, number: int | None = None
+) -> ReviewCheck:
     """Check that no other open pull request brings one of these checkpoints bit for bit, by their units.
 
     ``zoo`` is contributed to ``target``; only pull requests before ``number`` count, all where it is None for a new

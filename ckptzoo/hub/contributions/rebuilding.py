@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptzoo.hub.contributions.report import Check, check_result
+from ckptzoo.hub.contributions.report import ReviewCheck, check_result
 from ckptzoo.loader.rebuilding import MAX_BYTES, MAX_SECONDS, Rebuilt, RebuiltMember
 from ckptzoo.text import excerpt, size
 
@@ -52,7 +52,7 @@ class ConfinedRebuild:
     max_seconds: float = MAX_SECONDS
     max_bytes: int = MAX_BYTES
 
-    def carry_out(self, folder: Path) -> tuple[Check, Rebuilt | None]:
+    def carry_out(self, folder: Path) -> tuple[ReviewCheck, Rebuilt | None]:
         """Train members of the zoo in a folder again, drawn by a seed that nobody knew; return the check, and what was
         found, None where the process gave no answer.
         """
@@ -69,7 +69,7 @@ class ConfinedRebuild:
             request["data"] = str(Path(named).absolute())
         answer = _answer(request, self.max_seconds + _BEGINNING)
         if "refused" in answer:
-            return Check(REBUILT, "not done", str(answer["refused"])), None
+            return ReviewCheck(REBUILT, "not done", str(answer["refused"])), None
         members = tuple(
             RebuiltMember(item["member"], tuple(item["ids"]), tuple(item["differences"]), item["refused"])
             for item in answer["members"]
@@ -80,12 +80,12 @@ class ConfinedRebuild:
         return check_of(rebuilt), rebuilt
 
 
-def check_of(rebuilt: Rebuilt) -> Check:
+def check_of(rebuilt: Rebuilt) -> ReviewCheck:
     """Return the outcome: failed where something differs, not done where something could not be trained."""
     wrong = [member.line for member in rebuilt.members if member.differences]
     refused = [member.line for member in rebuilt.members if member.refused is not None]
     if not wrong and refused:
-        return Check(REBUILT, "not done", f"{rebuilt.verdict}; {refused[0]}")
+        return ReviewCheck(REBUILT, "not done", f"{rebuilt.verdict}; {refused[0]}")
     return check_result(REBUILT, wrong, rebuilt.verdict)
 
 

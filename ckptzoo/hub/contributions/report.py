@@ -33,7 +33,7 @@ Outcome = Literal["passed", "failed", "not done"]
 
 
 @dataclass(frozen=True)
-class Check(JsonFields):
+class ReviewCheck(JsonFields):
     """The outcome of one check.
 
     Parameters
@@ -51,18 +51,18 @@ class Check(JsonFields):
     detail: str
 
 
-def check_result(name: str, wrong: Sequence[str], right: str) -> Check:
+def check_result(name: str, wrong: Sequence[str], right: str) -> ReviewCheck:
     """Return a check that failed, with the first four things that are wrong, or passed, with what is right."""
     more = f"; and {len(wrong) - 4:,} more" if len(wrong) > 4 else ""
-    return Check(name, "failed", "; ".join(wrong[:4]) + more) if wrong else Check(name, "passed", right)
+    return ReviewCheck(name, "failed", "; ".join(wrong[:4]) + more) if wrong else ReviewCheck(name, "passed", right)
 
 
-def failures(checks: Sequence[Check]) -> tuple[Check, ...]:
+def failures(checks: Sequence[ReviewCheck]) -> tuple[ReviewCheck, ...]:
     """Return the checks that failed."""
     return tuple(check for check in checks if check.outcome == "failed")
 
 
-def checks_table(checks: Sequence[Check]) -> Table:
+def checks_table(checks: Sequence[ReviewCheck]) -> Table:
     """Return the checks as a table for a terminal, with details folded to its width."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in _CHECK_HEADER:
@@ -72,14 +72,14 @@ def checks_table(checks: Sequence[Check]) -> Table:
     return table
 
 
-def check_lines(checks: Sequence[Check]) -> list[str]:
+def check_lines(checks: Sequence[ReviewCheck]) -> list[str]:
     """Return the checks in columns, one line each, whose details have at most ``MAX_DETAIL`` characters."""
     rows = [_CHECK_HEADER, *((check.name, check.outcome, shortened(check.detail, MAX_DETAIL)) for check in checks)]
     names, outcomes = (max(len(row[column]) for row in rows) for column in (0, 1))
     return [f"{name:<{names}}  {outcome:<{outcomes}}  {detail}" for name, outcome, detail in rows]
 
 
-def checks_markdown(checks: Sequence[Check]) -> str:
+def checks_markdown(checks: Sequence[ReviewCheck]) -> str:
     """Return the checks as a table in Markdown; untrusted text is in code spans."""
     outcomes = {"passed": "passed", "failed": "**failed**", "not done": "*not done*"}
     rows = [(check.name, outcomes[check.outcome], markdown.code(check.detail, limit=MAX_DETAIL)) for check in checks]
@@ -173,7 +173,7 @@ def _header(summaries: Sequence[CheckpointSummary]) -> tuple[tuple[str, ...], bo
     return (*_HEADER[:4], *(_LOSSES if losses else ()), *_HEADER[4:]), losses
 
 
-def unmeasured(checks: Sequence[Check], summaries: Sequence[CheckpointSummary]) -> str:
+def unmeasured(checks: Sequence[ReviewCheck], summaries: Sequence[CheckpointSummary]) -> str:
     """Return a sentence where figures are claimed or stated and none was measured; else empty."""
     undone = any(check.name == ACCURACY and check.outcome == "not done" for check in checks)
     claimed = any(value is not None for entry in summaries for value in (entry.claimed, entry.claimed_loss))
@@ -186,7 +186,7 @@ def said_as(*, claimed: bool, stated: bool) -> str:
     return " or ".join(["claimed"] * claimed + ["stated"] * stated)
 
 
-def undone_checks(checks: Sequence[Check]) -> str:
+def undone_checks(checks: Sequence[ReviewCheck]) -> str:
     """Return ``; 2 checks not done: accuracy, near copies``; empty where all were done."""
     names = [check.name for check in checks if check.outcome == "not done"]
     return f"; {counted(len(names), 'check')} not done: {', '.join(names)}" if names else ""
@@ -205,7 +205,7 @@ def _finite_or_none(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else value
 
 
-def print_report(out: Console, summaries: Sequence[CheckpointSummary], checks: Sequence[Check]) -> None:
+def print_report(out: Console, summaries: Sequence[CheckpointSummary], checks: Sequence[ReviewCheck]) -> None:
     """Print checks and summaries, with an empty line below each; no table without checkpoints."""
     # rich would read [text] in untrusted words as a style
     if summaries:

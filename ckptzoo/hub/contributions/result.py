@@ -9,8 +9,8 @@ from ckptzoo.console import PrintedResult, say
 from ckptzoo.hub.card.markdown import code, table
 from ckptzoo.hub.contributions.report import (
     MAX_TEXT,
-    Check,
     CheckpointSummary,
+    ReviewCheck,
     checks_markdown,
     failures,
     print_report,
@@ -62,7 +62,7 @@ class Contribution(PrintedResult, JsonFields, without=("options",), named={"entr
     part: str
     nbytes: int
     entries: tuple[CheckpointSummary, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[ReviewCheck, ...]
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     license: str = ""

@@ -33,8 +33,8 @@ from ckptzoo.hub.contributions.open_requests import check_open_requests
 from ckptzoo.hub.contributions.rebuilding import REBUILT, ConfinedRebuild
 from ckptzoo.hub.contributions.report import (
     MAX_TEXT,
-    Check,
     CheckpointSummary,
+    ReviewCheck,
     check_result,
     checks_markdown,
     failures,
@@ -51,6 +51,7 @@ from ckptzoo.hub.contributions.run_checks import (
 )
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, open_target, write_documents
 from ckptzoo.loader.rebuilding import MAX_SECONDS
+from ckptzoo.loader.zoo import Zoo
 from ckptzoo.remote import open_remote
 from ckptzoo.remote.address import repository
 from ckptzoo.schema import layout
@@ -115,7 +116,7 @@ class Review(PrintedResult, JsonFields, derived=("passed",), named={"entries": "
     parts: tuple[str, ...] = ()
     nbytes: int = 0
     entries: tuple[CheckpointSummary, ...] = ()
-    checks: tuple[Check, ...] = ()
+    checks: tuple[ReviewCheck, ...] = ()
     merged: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -190,7 +191,7 @@ class Changes:
     def nbytes(self) -> int:
         return sum(stored.size for stored in self.files.values())
 
-    def check(self) -> Check:
+    def check(self) -> ReviewCheck:
         """Check that files of new parts are added, and nothing else changes."""
         wrong = [f"{excerpt(name, 120)} is changed" for name in self.changed]
         wrong += [f"{excerpt(name, 120)} is deleted" for name in self.deleted]
@@ -203,7 +204,7 @@ class Changes:
             wrong.append("no new part")
         return check_result("changes", wrong, f"{counted(len(self.parts), 'new part')} and nothing else")
 
-    def check_sizes(self, limit: int) -> Check:
+    def check_sizes(self, limit: int) -> ReviewCheck:
         """Check that no more has to be fetched than ``limit`` bytes, and no large table."""
         wrong: list[str] = []
         for name, stored in self.files.items():
@@ -215,7 +216,7 @@ class Changes:
             wrong.append(f"{len(self.parts):,} parts, at most {MAX_PARTS} are read")
         return check_result("sizes", wrong, size(self.nbytes))
 
-    def check_order(self) -> Check:
+    def check_order(self) -> ReviewCheck:
         """Check that the new parts have the next numbers, of the zoo as it is or as it was at their first commit."""
         parts = _parts_of(self.main)
         try:
@@ -238,7 +239,7 @@ class Changes:
             if before
             else "after the parts that are there"
         )
-        return Check("order", "passed", position)
+        return ReviewCheck("order", "passed", position)
 
 
 def _parts_of(listing: RevisionListing) -> list[str]:
@@ -398,7 +399,7 @@ def review(
     result = Review(repo, number, discussion.title, discussion.author, discussion.status, discussion.url)
     if discussion.revision is None or discussion.status not in ("open", "draft"):
         got = discussion.status if discussion.revision is not None else "a discussion without changes"
-        return replace(result, checks=(Check("open", "failed", f"expected an open pull request, it is {got}"),))
+        return replace(result, checks=(ReviewCheck("open", "failed", f"expected an open pull request, it is {got}"),))
     changes = compare(client, repo, number)
     if merge:
         _require_merging(client, repo, changes.main.role)
@@ -413,20 +414,9 @@ def review(
             evaluators = EvaluatorPool(target.zoo.arch, module, data, own)
             report = _check_parts(client, result, changes, target, folder, evaluators, progress)
             if report.zoo is not None:
-                copied = {entry.id for entry in report.entries if entry.copy is not None}
-                near = check_near_copies(
-                    report.zoo,
-                    target,
-                    without=copied,
-                    network=network,
-                    data=data,
-                    own=own,
-                    accepted=accept_near_copies,
-                    progress=None if progress is None else partial(progress, "comparing"),
-                )
-                starts = check_independence(report.zoo, target, without=copied)
-                further = (near,) if starts is None else (near, starts)
-                report = replace(report, checks=(*report.checks, *further))
+                comparing = None if progress is None else partial(progress, "comparing")
+                near = partial(check_near_copies, network=network, data=data, own=own, accepted=accept_near_copies)
+                report = _compare_weights(report, report.zoo, target, partial(near, progress=comparing))
             if report.zoo is not None and rebuild:
                 confined = ConfinedRebuild(rebuild, data, rebuild_seconds)
                 rebuilt_check, rebuilt = confined.carry_out(folder)
@@ -463,8 +453,17 @@ def review(
     return replace(result, notes=notes)
 
 
+def _compare_weights(
+    report: CheckReport, submitted: Zoo, target: TargetZoo, near_copies: Callable[..., ReviewCheck]
+) -> CheckReport:
+    """Return the report with checks of what the new weights have in common with those that are there."""
+    copied = {entry.id for entry in report.entries if entry.copy is not None}
+    near, starts = near_copies(submitted, target, without=copied), check_independence(submitted, target, without=copied)
+    return replace(report, checks=(*report.checks, near, *(() if starts is None else (starts,))))
+
+
 def _checked(
-    result: Review, changes: Changes, checks: tuple[Check, ...], entries: tuple[CheckpointSummary, ...]
+    result: Review, changes: Changes, checks: tuple[ReviewCheck, ...], entries: tuple[CheckpointSummary, ...]
 ) -> Review:
     """Return the result with the commits that were compared and the outcome of their checks."""
     return replace(
@@ -490,9 +489,9 @@ def _require_merging(client: Client, repo: str, role: str | None) -> None:
         raise HubError(Problem(client.address(repo), "token", "one that may merge", got, step))
 
 
-def _check_conflicts(discussion: Discussion) -> Check:
+def _check_conflicts(discussion: Discussion) -> ReviewCheck:
     conflicts = ", ".join(discussion.conflicts[:4])
-    return Check(
+    return ReviewCheck(
         "merge", "failed" if conflicts else "passed", f"conflicts in {conflicts}" if conflicts else "no conflicts"
     )
 
@@ -530,7 +529,7 @@ def _merge(result: Review, client: Client, changes: Changes) -> Review:
     ]
     if moved:
         detail = f"{' and '.join(moved)} moved on during the review; review it again"
-        return replace(result, checks=(*result.checks, Check("merged", "failed", detail)))
+        return replace(result, checks=(*result.checks, ReviewCheck("merged", "failed", detail)))
     comment = f"Reviewed at {result.head}: {len(result.checks)} checks, none failed."
     # ckptzoo serve refuses to merge others; huggingface.co takes no such condition, hence the looks before and behind
     expected = {"expected_head": result.head, "expected_target": result.main}
@@ -538,7 +537,7 @@ def _merge(result: Review, client: Client, changes: Changes) -> Review:
         commit = client.pull_requests.merge(result.repository, result.number, comment, **expected)
     except RaceError:
         detail = "the pull request or the zoo moved on during the review; review it again"
-        return replace(result, checks=(*result.checks, Check("merged", "failed", detail)))
+        return replace(result, checks=(*result.checks, ReviewCheck("merged", "failed", detail)))
     merged, reviewed = client.files(result.repository), {**changes.main.files, **changes.files}
     # a commit may arrive behind the look at the heads: nothing but what was reviewed may be there
     wrong = sorted(name for name in merged.keys() | reviewed.keys() if merged.get(name) != reviewed.get(name))

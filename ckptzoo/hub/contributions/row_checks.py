@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.hub.contributions.duplicates import units
-from ckptzoo.hub.contributions.report import Check, check_result
+from ckptzoo.hub.contributions.report import ReviewCheck, check_result
 from ckptzoo.hub.contributions.target_zoo import TargetZoo, batches
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.metadata import lacks_method, parse_extra, value_problems
@@ -33,7 +33,7 @@ NAMESPACED = re.compile(r"[a-z0-9._-]+/\S+")
 Row = dict[str, Any]
 
 
-def check_ids(submitted: Zoo, target: TargetZoo | None) -> Check:
+def check_ids(submitted: Zoo, target: TargetZoo | None) -> ReviewCheck:
     """Check that ids are well formed and different, and are none that the zoo has or its owner's builders may allot."""
     rows = submitted.metadata.select(["id", "unit", "member"]).to_pylist()
     wrong = [f"{problem.what}: {problem.got}" for problem in value_problems(rows, location="rows")]
@@ -62,7 +62,7 @@ def check_ids(submitted: Zoo, target: TargetZoo | None) -> Check:
     return check_result("ids", wrong, f"{counted(len(names), 'new id')}")
 
 
-def check_author(submitted: Zoo, author: str) -> Check:
+def check_author(submitted: Zoo, author: str) -> ReviewCheck:
     """Check that ids and members begin with the name of the account that opened the pull request.
 
     Hubs do not tell names apart by the size of their letters: ids have the small ones. The column ``contributor`` is a
@@ -77,12 +77,14 @@ def check_author(submitted: Zoo, author: str) -> Check:
         more = f" and {len(wrong) - 3:,} more" if len(wrong) > 3 else ""
         listed = f"{', '.join(wrong[:3])}{more}"
         detail = f"expected ids and members that begin with {prefix}, the author of the pull request, got {listed}"
-        return Check("author", "failed", f"{detail}; if the author may speak for them, merge it by hand")
+        return ReviewCheck("author", "failed", f"{detail}; if the author may speak for them, merge it by hand")
     credited = sorted({str(row["contributor"]) for row in rows})
-    return Check("author", "passed", f"{prefix}, for {', '.join(credited[:3])}{', ...' if len(credited) > 3 else ''}")
+    return ReviewCheck(
+        "author", "passed", f"{prefix}, for {', '.join(credited[:3])}{', ...' if len(credited) > 3 else ''}"
+    )
 
 
-def check_finite(submitted: Zoo) -> Check:
+def check_finite(submitted: Zoo) -> ReviewCheck:
     """Check that rows say rightly whether every element is finite; only diverged checkpoints may have others."""
     wrong: list[str] = []
     diverged = 0
@@ -106,7 +108,7 @@ def check_finite(submitted: Zoo) -> Check:
     return check_result("finiteness", wrong, f"every element is what the rows say{note}")
 
 
-def check_licence(submitted: Zoo) -> Check:
+def check_licence(submitted: Zoo) -> ReviewCheck:
     """Check that every row names a licence by an SPDX identifier; ``not done`` for those that hubs do not know."""
     licences = submitted.column("license").to_pylist()
     without_licence = [name for name, text in zip(submitted.ids, licences, strict=True) if not is_licence(text)]
@@ -118,8 +120,8 @@ def check_licence(submitted: Zoo) -> Check:
     unknown = list(dict.fromkeys(name for text in names for name in unknown_licences(text)))
     if unknown:
         note = "; ".join(f"{name!r} is not a licence that hubs know{_suggestion(name)}" for name in unknown[:4])
-        return Check("licence", "not done", f"{note}; check whether it is the name of one")
-    return Check("licence", "passed", ", ".join(names))
+        return ReviewCheck("licence", "not done", f"{note}; check whether it is the name of one")
+    return ReviewCheck("licence", "passed", ", ".join(names))
 
 
 def is_licence(text: object) -> bool:
@@ -159,7 +161,7 @@ def _suggestion(name: str) -> str:
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
-def check_values(submitted: Zoo) -> Check:
+def check_values(submitted: Zoo) -> ReviewCheck:
     """Check that figures are in their ranges, texts short and printable, and ``extra`` a JSON object."""
     wrong: list[str] = []
     for row in submitted.metadata.to_pylist():

@@ -22,7 +22,7 @@ from ckptzoo.hub.contributions.evaluation import (
     measure_zoo,
 )
 from ckptzoo.hub.contributions.file_names import claimed_accuracy, claimed_loss
-from ckptzoo.hub.contributions.report import ACCURACY, Check, CheckpointSummary, check_result, said_as, summarize
+from ckptzoo.hub.contributions.report import ACCURACY, CheckpointSummary, ReviewCheck, check_result, said_as, summarize
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -37,13 +37,13 @@ class CheckReport:
     contributed checkpoints. ``measured`` has figures by id.
     """
 
-    checks: tuple[Check, ...]
+    checks: tuple[ReviewCheck, ...]
     entries: tuple[CheckpointSummary, ...] = ()
     zoo: Zoo | None = None
     measured: Mapping[str, Figures] = field(default_factory=dict)
 
 
-def check_bytes(folder: Path) -> Check:
+def check_bytes(folder: Path) -> ReviewCheck:
     """Check seals, digests, names, shapes and dtypes, and that no other file is there: ``ckptzoo.verify``."""
     problems = ckptzoo.verify(folder)
     wrong = [
@@ -76,7 +76,7 @@ def run_checks(
         return CheckReport((byte_check,))
     zoo = ckptzoo.open(folder)
     if not len(zoo):
-        return CheckReport((byte_check, Check("ids", "failed", "no checkpoints")))
+        return CheckReport((byte_check, ReviewCheck("ids", "failed", "no checkpoints")))
     row_results = (
         row_checks.check_ids(zoo, target),
         row_checks.check_licence(zoo),
@@ -118,7 +118,7 @@ _NO_CROSS_ENTROPY = (
 )
 
 
-def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: EvaluatorPool) -> Check:
+def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: EvaluatorPool) -> ReviewCheck:
     """Check that stated and claimed accuracies agree with the measured ones.
 
     A stated one (``test_accuracy``) may differ by 0.001, which is 10 of 10,000 images; a claimed one by 0.005. Figures
@@ -137,7 +137,7 @@ def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: Evalua
         stated, claimed = given.values()
         how = said_as(claimed=bool(claimed), stated=bool(stated))
         untested = f"{how} {_spread([*stated, *claimed])}, not measured: " if how else ""
-        return Check(ACCURACY, "not done", f"{untested}{reason}")
+        return ReviewCheck(ACCURACY, "not done", f"{untested}{reason}")
     spread = _spread([figures["test_accuracy"] for figures in measured.values()])
     unmeasured = len(zoo) - len(measured)
     remaining = f"; {counted(unmeasured, 'other')} not measured: {'; '.join(evaluators.reasons)}" if unmeasured else ""
@@ -148,7 +148,7 @@ def check_accuracy(zoo: Zoo, measured: Mapping[str, Figures], evaluators: Evalua
     )
 
 
-def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> Check | None:
+def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> ReviewCheck | None:
     """Check that stated and claimed losses agree with the measured mean cross entropy in nats; None where there are
     none.
 
@@ -177,7 +177,9 @@ def check_loss(zoo: Zoo, measured: Mapping[str, Figures]) -> Check | None:
         return None
     if not compared:
         how = said_as(claimed=claimed_losses > 0, stated=claims > claimed_losses)
-        return Check("loss", "not done", f"{how} of {counted(claims, 'checkpoint')}, not measured; see {ACCURACY}")
+        return ReviewCheck(
+            "loss", "not done", f"{how} of {counted(claims, 'checkpoint')}, not measured; see {ACCURACY}"
+        )
     note = f"; not compared: {'; '.join(unknown[:4])} ({_NO_CROSS_ENTROPY})" if unknown else ""
     return check_result("loss", wrong, f"{counted(compared, 'checkpoint')} with the mean cross entropy in nats{note}")
 

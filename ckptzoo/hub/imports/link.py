@@ -16,10 +16,19 @@ import numpy as np
 
 from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError, ZooError
+from ckptzoo.format import durable
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents
 from ckptzoo.format.references import MAX_LAYOUTS, FileLayout, Reference, References, RemoteFile, TensorPlace, inode_of
-from ckptzoo.format.sources import Servers, forget, remember, remember_servers, remembered, remembered_servers
+from ckptzoo.format.sources import (
+    Servers,
+    forget,
+    remember,
+    remember_moved,
+    remember_servers,
+    remembered,
+    remembered_servers,
+)
 from ckptzoo.format.writer import ReferenceWriter, create_referring
 from ckptzoo.hub.contributions.evaluation import Factory
 from ckptzoo.hub.imports.adapters import Options
@@ -28,9 +37,10 @@ from ckptzoo.hub.imports.choice import AUTO
 from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.mapped import MappedFile, address_of, mapped_file, open_mapped
 from ckptzoo.hub.imports.outlines import outline
-from ckptzoo.hub.imports.remote_links import READ_STORAGE, LinkedFiles, RemoteMap, open_linked
+from ckptzoo.hub.imports.remote_links import LinkedFiles, open_linked
+from ckptzoo.hub.imports.remote_maps import READ_STORAGE, RemoteMap
 from ckptzoo.hub.imports.report import ImportResult
-from ckptzoo.hub.imports.run import Importer, bring
+from ckptzoo.hub.imports.run import Importer, bring, report_path
 from ckptzoo.hub.imports.same_architecture import Saved, Tensors
 from ckptzoo.hub.imports.source_lists import open_places, resolved
 from ckptzoo.hub.imports.sources import ImportSource
@@ -39,6 +49,7 @@ from ckptzoo.hub.untrusted import Limits
 from ckptzoo.remote.referenced import RemoteReferences
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import Card
+from ckptzoo.schema.documents import canonical
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import Progress
 
@@ -98,7 +109,8 @@ def link_zoo(
     them. That the zoo may follow its references to ``source`` is recorded for this user, outside of the zoo. A file
     that changes later is an error that names it. On other machines a server that is named here may have any address
     and speak http; every other one that is asked, by a redirect, has to be public and to speak https. Addresses with a
-    password, a signature or a token are refused. Only files of safetensors and of ``torch.save`` are linked there.
+    password, a signature or a token are refused. Members of archives, and files of ``torch.save`` before 1.6, are not
+    linked there.
 
     Examples
     --------
@@ -108,55 +120,58 @@ def link_zoo(
     """
     given = [source] if isinstance(source, str | Path) else list(source)
     with ExitStack() as stack:
-        opened, target = _opened(stack, given, str(to), endpoint, token)
-        return bring(
-            opened,
-            to,
-            target=target,
-            importer=_Linker,
-            adapter=adapter,
-            names=names,
-            arch=arch,
-            module=module,
-            input_shape=input_shape,
-            split_by=split_by,
-            skip_bad=skip_bad,
-            include=include,
-            exclude=exclude,
-            license=license,
-            dataset=dataset,
-            scaling=scaling,
-            options=options,
-            progress=progress,
-        )
+        results = [
+            bring(
+                opened,
+                to,
+                target=target,
+                importer=_Linker,
+                adapter=adapter,
+                names=names,
+                arch=arch,
+                module=module,
+                input_shape=input_shape,
+                split_by=split_by,
+                skip_bad=skip_bad,
+                include=include,
+                exclude=exclude,
+                license=license,
+                dataset=dataset,
+                scaling=scaling,
+                options=options,
+                progress=progress,
+            )
+            for opened, target in _opened(stack, given, str(to), endpoint, token)
+        ]
+    result = ImportResult.joined(results)
+    if skip_bad and len(results) > 1:
+        durable.write_file(report_path(Path(to).absolute()), canonical(result.to_json()))
+    return result
 
 
 def _opened(
     stack: ExitStack, given: Sequence[str | Path], zoo: str, endpoint: str | None, token: str | None
-) -> tuple[ImportSource, Callable[..., TargetZoos]]:
-    """Open the sources of a link, and return them as one with what makes zoos of them."""
+) -> list[tuple[ImportSource, Callable[..., TargetZoos]]]:
+    """Open the sources of a link, those on other machines as one, and return each with what makes zoos of it."""
     places = [
         _normal(place) if isinstance(place, str) else place for place in resolved(given, endpoint=endpoint, token=token)
     ]
     remote = [place for place in places if not isinstance(place, str) or "://" in place]
+    here = [Path(place) for place in places if isinstance(place, str) and "://" not in place]
+    # what tells a file of a source is its path there, and each source has a folder of its own
+    opened = list[tuple[ImportSource, Callable[..., TargetZoos]]]()
+    opened += [(open_mapped(path), partial(LinkedZoos, path)) for path in here]
     if not remote:
-        if len(places) > 1:
-            step = "Link one after the other into the same zoo."
-            raise ZooError(Problem("link", "sources", "one folder or file on this machine", str(len(places)), step))
-        path = Path(str(places[0]))
-        return open_mapped(path), partial(LinkedZoos, path)
-    if len(remote) < len(places):
-        step = "Link one after the other into the same zoo."
-        got = "some on this machine and some on others"
-        raise ZooError(Problem("link", "sources", "all on this machine or all on others", got, step))
+        return opened
     texts = [place for place in remote if isinstance(place, str)]
     named = sorted({_server(text) for text in texts if text.lower().startswith(("http://", "https://"))})
     files = stack.enter_context(RemoteReferences(zoo, servers=named, endpoint=endpoint, token=token))
     ahead = LinkedFiles(files)
     stack.callback(ahead.close)
-    source = open_places(given, places, partial(open_linked, ahead=ahead, endpoint=endpoint, token=token))
+    named_remote = given if not here else [str(place) for place in remote]
+    source = open_places(named_remote, remote, partial(open_linked, ahead=ahead, endpoint=endpoint, token=token))
     servers = Servers(tuple(named), endpoint, is_linked=True)
-    return source, partial(RemoteLinkedZoos, source.address, ahead.expect(source), servers)
+    return [*opened, (source, partial(RemoteLinkedZoos, source.address, ahead.expect(source), servers))]
 
 
 def _normal(address: str) -> str:
@@ -269,13 +284,8 @@ class LinkedZoos(TargetZoos):
         elif name not in linked and (others := [other for other in sorted(linked) if _plain(other) == _plain(name)]):
             self._note(f"files of {self._real} are {name!r} in the zoo, which has other files as {others[0]!r}")
 
-    def _make_room(self) -> None:
-        (first,) = self._zoos
-        folders, servers = remembered(first.path), remembered_servers(first.path)
-        super()._make_room()
-        remember(first.path, folders)
-        for name, own in servers.items():
-            remember_servers(first.path, name, own)
+    def _moves(self, path: Path, to: Path) -> None:
+        remember_moved(path, to)
 
     def _create(self, path: Path, arch: Architecture, card: Card, symmetry: Symmetry | None) -> None:
         forget(path)

@@ -4,37 +4,30 @@ A file is mapped as one of this machine is, with zeros where nothing was fetched
 ``mapped.loaded``, which fetches it.
 """
 
-import bisect
-import errno
-import hashlib
 import os
-import struct
-import tempfile
-import threading
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import IO, NoReturn, cast
+from typing import IO, cast
 from urllib.parse import unquote, urljoin, urlsplit
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
-from ckptzoo.hub.imports.mapped import MappedFile, MappedStream, open_mapped
+from ckptzoo.hub.imports.mapped import MappedStream, open_mapped
+from ckptzoo.hub.imports.remote_maps import PUT, RemoteMap, put_torch
 from ckptzoo.hub.imports.remote_sources import RepositorySource, hub_place
 from ckptzoo.hub.imports.source_lists import JoinedSource, Place
 from ckptzoo.hub.imports.sources import FileSource, ImportSource, SourceFile, WholeSource, natural
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, LEGACY_MAGIC
 from ckptzoo.hub.untrusted.forms import form_of
 from ckptzoo.remote.address import HubAddress
-from ckptzoo.remote.headers import TorchOutline, safetensors_header, torch_outline
+from ckptzoo.remote.headers import safetensors_header, torch_outline
 from ckptzoo.remote.http import Connections
 from ckptzoo.remote.hub_store import HubStore, hub_address
 from ckptzoo.remote.referenced import (
     COPY,
-    MAX_READ,
     WORKERS,
     RangeFile,
     RecordedFile,
@@ -44,122 +37,17 @@ from ckptzoo.remote.referenced import (
     HEAD_BYTES as HEAD_REQUEST,
 )
 from ckptzoo.remote.retry import RetryPolicy
-from ckptzoo.schema.layout import Span
 
-READ_STORAGE = 256
-"""Bytes of a storage of torch.save up to which it is fetched: it may hold a fact about the network."""
 _AHEAD = WORKERS
 """Files that are looked into before they are asked for: each keeps two descriptors open."""
 _FAR_AHEAD = 4096
 """Files behind one that is opened among which those with its suffix are found."""
-_NAMED = 16
-"""Bytes that mark a tensor which was not fetched as one that is equal to no other."""
-_LOCAL, _LOCAL_BYTES = b"PK\x03\x04", 30
-"""How the header of a zip member begins, and its bytes without the name (APPNOTE.TXT of PKWARE, 4.3.7)."""
 _MAX_LISTED, _MAX_DEPTH = 1_000_000, 16
 """Bounds of a listing of a web server: files and folders, and folders within one another."""
 
 
 Listed = tuple[str, RecordedFile]
 """A file of a source: its path there, and what is recorded of it."""
-
-
-class RemoteMap(MappedFile):
-    """A file on another machine, of which parts are in memory; ``recorded`` is what is recorded of it.
-
-    What is not there is fetched when it is read.
-    """
-
-    recorded: RecordedFile
-    is_remote = True
-    _files: RemoteReferences
-    _there: list[int]
-    _lock: threading.Lock
-
-    @classmethod
-    def made(cls, files: RemoteReferences, opened: RangeFile, path: str) -> "RemoteMap":
-        """Map a file with what was read of it."""
-        recorded = opened.recorded
-        try:
-            descriptor, name = tempfile.mkstemp()
-            try:
-                Path(name).unlink()
-                os.truncate(descriptor, recorded.size)
-                made = cast(RemoteMap, cls.of(descriptor, path, recorded.address))
-            finally:
-                os.close(descriptor)
-        except OSError as error:  # no more descriptors, or a file system without files of this size
-            _no_room(recorded.address, error)
-        # the first byte of each part that is there, and the one behind it, in order
-        made.recorded, made._files, made._there, made._lock = recorded, files, [], threading.Lock()
-        for start, data in opened.windows:
-            made.put(start, data)
-        return made
-
-    def __getitem__(self, key: slice) -> bytes:
-        """Bytes of the file, which are fetched where they are not there."""
-        start, stop, _ = key.indices(len(self))
-        self.fetch([(start, stop)])
-        return super().__getitem__(key)
-
-    def put(self, start: int, data: bytes) -> None:
-        """Write bytes of the file that were fetched, or that are taken for them."""
-        self._write(start, data)
-        stop = start + len(data)
-        with self._lock:
-            low, high = bisect.bisect_left(self._there, start), bisect.bisect_right(self._there, stop)
-            # an odd place is within a part that is there, or at its end
-            self._there[low:high] = [start] * (low % 2 == 0) + [stop] * (high % 2 == 0)
-
-    def _write(self, start: int, data: bytes) -> None:
-        remaining = memoryview(data)
-        try:
-            while remaining:
-                written = os.pwrite(self._file, remaining, start)  # may write less than it was given
-                remaining, start = remaining[written:], start + written
-        except OSError as error:
-            _no_room(self.recorded.address, error)
-
-    def mark(self, start: int, count: int) -> None:
-        """Let a tensor that was not fetched begin as no other one does, for a process that cannot fetch it."""
-        if not self.has(start, start + count):
-            name = hashlib.sha256(f"{self.recorded.address} {start}".encode()).digest()
-            self._write(start, name[: min(_NAMED, count)])
-
-    def has(self, start: int, stop: int) -> bool:
-        """Whether a part is there."""
-        with self._lock:
-            place = bisect.bisect_right(self._there, start)
-            return place % 2 == 1 and stop <= self._there[place]
-
-    def fetch(self, spans: Sequence[tuple[int, int]]) -> None:
-        missing = [
-            Span(self.recorded.address, start, stop, b"")
-            for start, stop in dict.fromkeys(spans)
-            if start < stop and not self.has(start, stop)
-        ]
-        for place, data in self._files.as_ready(missing):
-            self.put(missing[place].start, bytes(data))
-
-    def piece(self, start: int, stop: int) -> bytes:
-        data = self[start:stop]
-        # reading finds what says where tensors are in the cache
-        self._files.keep(self.recorded.address, start, data)
-        return data
-
-    def require_same(self) -> None:
-        """Each answer of its server was compared with what is recorded."""
-
-    def reopen(self) -> int:
-        return os.dup(self._file)
-
-
-def _no_room(address: str, error: OSError) -> NoReturn:
-    got = error.strerror or type(error).__name__
-    step = "Make room in the folder for temporary files, or name another one in TMPDIR, and repeat the call."
-    if error.errno in (errno.EMFILE, errno.ENFILE):
-        step = "Raise the limit of open files (ulimit -n), and repeat the call."
-    raise ZooError(Problem(address, "temporary file", "one that can be made and written", got, step)) from error
 
 
 class _Stream(MappedStream):
@@ -233,9 +121,11 @@ class LinkedFiles:
         if form.name == "torch" and not head.startswith(LEGACY_MAGIC):
             outline = torch_outline(recorded, stream)
             made = RemoteMap.made(self.files, opened, path)
-            _put_members(made, outline)
+            put_torch(made, outline)
             return made
-        expected = "a safetensors file, or one of torch.save since 1.6"
+        if (put := PUT.get(form.name)) is not None:
+            return put(self.files, opened, path)
+        expected = "safetensors, arrays of numpy that are not packed, GGUF, or torch.save since 1.6"
         raise IntegrityError(Problem(recorded.address, "file on another machine", expected, form.words, COPY))
 
 
@@ -246,27 +136,6 @@ def _parts(source: ImportSource) -> Iterator[Sequence[Listed]]:
             yield from _parts(inner)
     else:
         yield getattr(source, "listed", ())
-
-
-def _put_members(file: RemoteMap, outline: TorchOutline) -> None:
-    """Fetch what is no weights, and write headers of members that were not fetched, as their places say."""
-    with zipfile.ZipFile(file.stream(0, len(file))) as archive:
-        infos = archive.infolist()
-    folder = next(info.filename for info in infos if info.filename.endswith("/data.pkl")).removesuffix("data.pkl")
-    members = [(info, *outline.members[info.filename.removeprefix(folder)]) for info in infos]
-    large = {info.filename for info, _, count in members if count > READ_STORAGE and "/data/" in info.filename}
-    others = [(info.header_offset, start + count) for info, start, count in members if info.filename not in large]
-    if (nbytes := sum(stop - start for start, stop in others)) > MAX_READ:
-        expected = f"at most {MAX_READ} bytes beside its weights"
-        raise IntegrityError(Problem(file.recorded.address, "file", expected, f"{nbytes}", COPY))
-    file.fetch(others)
-    for info, start, count in members:
-        name = info.orig_filename.encode()
-        between = start - info.header_offset - _LOCAL_BYTES - len(name)
-        header = _LOCAL.ljust(_LOCAL_BYTES - 4, b"\0") + struct.pack("<HH", len(name), between) + name
-        if not file.has(info.header_offset, start):
-            file.put(info.header_offset, header.ljust(start - info.header_offset, b"\0"))
-        file.mark(start, count)
 
 
 class LinkedRepository(RepositorySource):

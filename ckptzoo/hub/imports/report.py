@@ -1,7 +1,8 @@
 """The report of an import: what was added, left out and passed over."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ckptzoo.console import PrintedResult
@@ -58,6 +59,38 @@ class ImportResult(PrintedResult, JsonFields, named={"adapter": "format", "nbyte
     forms: Mapping[str, int]
     seconds: float
     nbytes: int
+
+    @classmethod
+    def joined(cls, results: Sequence["ImportResult"]) -> "ImportResult":
+        """Return what several calls did, one after the other, with one zoo.
+
+        Parameters
+        ----------
+        results
+            of the calls; one at least.
+        """
+        if len(results) == 1:
+            return results[0]
+
+        def summed(name: str) -> dict[str, int]:
+            return dict(sum((Counter(getattr(result, name)) for result in results), Counter[str]()))
+
+        last = results[-1]
+        return replace(
+            last,
+            source=", ".join(result.source for result in results),
+            adapter=", ".join(dict.fromkeys(result.adapter for result in results)),
+            zoos={**last.zoos, **summed("zoos")},
+            added=sum(result.added for result in results),
+            present=sum(result.present for result in results),
+            skipped=[item for result in results for item in result.skipped],
+            passed_over=[item for result in results for item in result.passed_over],
+            repeated={first: others for result in results for first, others in result.repeated.items()},
+            notes=summed("notes"),
+            forms=summed("forms"),
+            seconds=sum(result.seconds for result in results),
+            nbytes=sum(result.nbytes for result in results),
+        )
 
     def to_json(self) -> Document:
         """Every figure by name."""

@@ -484,9 +484,13 @@ class TargetZoos:
         beside = self._beside()
         # killed before the zoo is moved, an empty folder is left, which is removed; after that it takes the zoo's place
         beside.mkdir()
+        self._moves(first.path, self.folder / label)
         self.folder.rename(beside / label)
         beside.rename(self.folder)
         first.path, first.label = self.folder / label, label
+
+    def _moves(self, path: Path, to: Path) -> None:
+        """Do what is to be done before a zoo is moved; called again where it was killed before."""
 
     def _beside(self) -> Path:
         # in the same folder, because rename(2) moves nothing from one file system to another (EXDEV)

@@ -168,7 +168,7 @@ def merged_files(
 
     Where every part is here no snapshot is among them, because it would have to be fetched.
     """
-    local = {name: file.path for name, file in (others or {}).items()}
+    local, parts, here = {name: file.path for name, file in (others or {}).items()}, list(parts), None
     for part in parts:
         local |= {name: part.root / name for name in layout.DOCUMENTS if (part.root / name).is_file()}
         local |= {name: file.path for name, file in part.files.items()}
@@ -176,7 +176,8 @@ def merged_files(
     if next(remote_parts, None) is None:
         snapshots = set(_snapshots_in(listing.files))
         listing = replace(listing, files={name: file for name, file in listing.files.items() if name not in snapshots})
-    return OverlayFiles(repository, listing, local)
+        here = parts[0].root if len({part.root for part in parts}) == 1 else None
+    return OverlayFiles(repository, listing, local, here)
 
 
 def snapshot_batch(

@@ -119,7 +119,11 @@ def _require_public(files: Folder, trees: Mapping[str, Tree], arch: Architecture
         got = f"one that refers to {excerpt(private)}" if private else ""
     if got:
         expected = "a zoo that holds its weights, or refers to https:// and hf://"
-        step = f"Copy the weights into a zoo with ckptzoo materialize {root.name} --to NEWZOO, and push that."
+        step = (
+            f"Copy the weights into a zoo with ckptzoo materialize {root.name} --to NEWZOO, and push that; or, where "
+            "the same files are on a hub or a web server that all can read, link them there with ckptzoo link SOURCE "
+            "--to NEWZOO."
+        )
         raise ZooError(Problem(str(root), "a zoo to publish", expected, got, step))
 
 
@@ -173,12 +177,19 @@ class RepositoryFiles:
 
 
 class OverlayFiles:
-    """Files of a zoo by their paths: ``local`` ones from this machine, others from a commit of the repository."""
+    """Files of a zoo by their paths: ``local`` ones from this machine, others from a commit of the repository.
 
-    here = None  # as in format.files.Files: there is no one folder to map into memory
+    ``here`` is the folder with all parts, from which weights can be read; None where some are in the repository alone.
+    """
 
-    def __init__(self, repository: RepositoryFiles, listing: RevisionListing, local: Mapping[str, Path]) -> None:
-        self._repository, self._listing, self._local = repository, listing, local
+    def __init__(
+        self,
+        repository: RepositoryFiles,
+        listing: RevisionListing,
+        local: Mapping[str, Path],
+        here: Path | None = None,
+    ) -> None:
+        self._repository, self._listing, self._local, self.here = repository, listing, local, here
 
     @property
     def name(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ckptzoo.errors import IntegrityError
 from ckptzoo.format.header import numpy_dtype
 from ckptzoo.hub.untrusted.errors import name_error, reject
 from ckptzoo.hub.untrusted.formats import FileForm
@@ -32,10 +33,13 @@ class _Header:
 
     def __init__(self, data: memoryview, location: str) -> None:
         self._data, self._location, self.at = data, location, 0
+        self.is_short = False
+        """Whether the bytes ended before what they declare."""
 
     def take(self, count: int) -> memoryview:
         """Return the next bytes."""
         if count > len(self._data) - self.at:
+            self.is_short = True
             reject(self._location, "header", f"{count} bytes at {self.at}", f"a file of {len(self._data)}", _STEP)
         piece = self._data[self.at : self.at + count]
         self.at += count
@@ -74,7 +78,36 @@ def read_gguf(data: bytes | memoryview, *, location: str, limits: Limits) -> dic
     a tensor that is quantised, or is one of several files of a network.
     """
     view = memoryview(data)
-    header = _Header(view, location)
+    start, described, facts = _described(_Header(view, location), location, limits)
+    tensors: dict[str, NDArray[Any]] = {}
+    nbytes = 0
+    for name, shape, dtype, offset in described:
+        size = prod(shape) * ITEMSIZE[dtype]
+        nbytes += size
+        if name in tensors or nbytes > limits.tensor_bytes or start + offset + size > len(view):
+            expected = f"each once, within the file and {limits.tensor_bytes} bytes together"
+            reject(location, f"tensor {excerpt(name)!r}", expected, f"{size} bytes at {offset}", _STEP)
+        array = np.frombuffer(view, numpy_dtype(dtype), prod(shape), start + offset) if size else np.empty(0)
+        tensors[name] = array.astype(numpy_dtype(dtype), copy=False).reshape(shape)
+    return {"state_dict": tensors, "hyperparameters": facts}
+
+
+def tensor_places(head: bytes) -> list[tuple[int, int]] | None:
+    """Return the first byte of each tensor of a file that begins so, and its number of bytes; empty where it is refused
+    when it is read; None where its header is longer.
+    """
+    header = _Header(memoryview(head), "header")
+    try:
+        start, described, _ = _described(header, "header", Limits())
+    except IntegrityError:
+        return None if header.is_short else []
+    return [(start + offset, prod(shape) * ITEMSIZE[dtype]) for _, shape, dtype, offset in described]
+
+
+def _described(
+    header: _Header, location: str, limits: Limits
+) -> tuple[int, list[tuple[str, tuple[int, ...], str, int]], dict[str, Any]]:
+    """Return the first byte of the numbers, the tensors, and the facts of a header."""
     header.take(4)
     version, count, pairs = header.number("I"), header.number("Q"), header.number("Q")
     if version not in _VERSIONS:
@@ -94,18 +127,7 @@ def read_gguf(data: bytes | memoryview, *, location: str, limits: Limits) -> dic
     alignment = facts.pop("general.alignment", 32)
     if type(alignment) is not int or not 0 < alignment <= 2**20:
         reject(location, "general.alignment", "a number of bytes", excerpt(alignment), _STEP)
-    start = -(-header.at // alignment) * alignment
-    tensors: dict[str, NDArray[Any]] = {}
-    nbytes = 0
-    for name, shape, dtype, offset in described:
-        size = prod(shape) * ITEMSIZE[dtype]
-        nbytes += size
-        if name in tensors or nbytes > limits.tensor_bytes or start + offset + size > len(view):
-            expected = f"each once, within the file and {limits.tensor_bytes} bytes together"
-            reject(location, f"tensor {excerpt(name)!r}", expected, f"{size} bytes at {offset}", _STEP)
-        array = np.frombuffer(view, numpy_dtype(dtype), prod(shape), start + offset) if size else np.empty(0)
-        tensors[name] = array.astype(numpy_dtype(dtype), copy=False).reshape(shape)
-    return {"state_dict": tensors, "hyperparameters": facts}
+    return -(-header.at // alignment) * alignment, described, facts
 
 
 def _tensor(header: _Header, location: str) -> tuple[str, tuple[int, ...], str, int]:

@@ -27,7 +27,7 @@ _MAX_DIMENSIONS = 32
 """Axes of an array: the limit of numpy before version 2."""
 _MAX_TEXTS, _MAX_TEXT_BYTES = 1024, 4096
 """Texts of an array, and bytes of one, at four a character."""
-_MAGIC = b"\x93NUMPY"
+MAGIC = b"\x93NUMPY"
 _MAX_LINE = 2**16
 """Bytes of the line of JSON that may stand before the arrays of a file of Equinox."""
 _STEP = "Save it again with numpy.savez and plain arrays of numbers."
@@ -114,9 +114,9 @@ def read_arrays(data: bytes | memoryview, *, location: str, limits: Limits, stri
     """
     found: dict[str, Any] = {}
     view, settings = memoryview(data), None
-    if bytes(data[: len(_MAGIC)]) != _MAGIC:
+    if bytes(data[: len(MAGIC)]) != MAGIC:
         head = bytes(data[:_MAX_LINE])
-        line = head[: head.find(b"\n" + _MAGIC) + 1]
+        line = head[: head.find(b"\n" + MAGIC) + 1]
         try:
             settings = json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -160,7 +160,7 @@ def _read_array(
         reject(location, what, f"{nbytes} bytes from its shape", f"{len(content) - start} in the file", _STEP)
     if nbytes > limits.tensor_bytes:
         reject(location, what, f"at most {limits.tensor_bytes} bytes", f"{nbytes} bytes", _STEP)
-    if len(content) - start > nbytes and bytes(content[start + nbytes : start + nbytes + len(_MAGIC)]) != _MAGIC:
+    if len(content) - start > nbytes and bytes(content[start + nbytes : start + nbytes + len(MAGIC)]) != MAGIC:
         reject(location, what, f"{nbytes} bytes from its shape", f"{len(content) - start} in the file", _STEP)
     array = np.frombuffer(content[start : start + nbytes], dtype).reshape(shape, order="F" if fortran else "C")
     # ascontiguousarray gives an array without axes one
@@ -179,9 +179,23 @@ def _objects(content: bytes | memoryview, what: str, location: str) -> Any:
     return made.value if isinstance(made, Objects) else made
 
 
+def array_extent(head: bytes) -> tuple[int, int] | None:
+    """Return the bytes of an array's header, and those of its numbers; None where it has no plain numbers, or where
+    ``head``, its first bytes, ends before.
+    """
+    stream = BytesIO(head)
+    try:
+        shape, _, dtype = _read_header(stream)
+    except Exception:  # as in read_npy, which names what is wrong
+        return None
+    if dtype.hasobject or dtype.kind in "USM" or any(type(length) is not int or length < 0 for length in shape):
+        return None
+    return stream.tell(), prod(shape) * dtype.itemsize
+
+
 def _is_npy(head: bytes, path: str) -> bool:
     """Tells an array, and arrays behind a line of JSON."""
-    return head.startswith(_MAGIC) or (head[:1] == b"{" and b"}\n" + _MAGIC in head)
+    return head.startswith(MAGIC) or (head[:1] == b"{" and b"}\n" + MAGIC in head)
 
 
 def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -4,10 +4,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.ensemble_scores import SummedPredictions, log_softmax
+from ckptzoo.studies.shared.flags import finite_networks
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,9 +46,10 @@ class DrawGroup:
 
 def draw_groups(samples: Zoo) -> list[DrawGroup]:
     """The finite draws by method and settings."""
-    names = ("method", "mode", "draw", "recipe_digest", "diverged", "finite", "extra")
-    table = samples.metadata.select(names).to_pylist()
-    rows = [{**row, "place": number} for number, row in enumerate(table) if row["method"] is not None and row["finite"]]
+    drawn = np.flatnonzero(samples.column("method").is_valid().to_numpy())
+    table = samples.metadata.select(("method", "mode", "draw", "recipe_digest", "diverged", "extra")).to_pylist()
+    finite = drawn[finite_networks(samples.take(drawn))]
+    rows = [{**table[place], "place": place} for place in finite.tolist()]
     if not rows:
         expected, step = "rows that name a method", "Make some with python -m builders posterior."
         raise ZooError(Problem(samples.name, "draws", expected, "none", step))

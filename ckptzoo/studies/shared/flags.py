@@ -1,10 +1,31 @@
-"""Which checkpoints can be used, as far as their rows say."""
+"""Which checkpoints can be used, by their rows, and by their weights where the rows do not say it."""
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.format.table import filled_with
+from ckptzoo.format.writer import finite_rows
+from ckptzoo.loader.zoo import Zoo
+
+_READ_BYTES = 64 * 2**20
+"""Bytes of weights that are looked at together."""
+
+
+def usable_networks(zoo: Zoo) -> NDArray[np.bool_]:
+    """(N,) the checkpoints of a zoo that are finite and did not diverge."""
+    return ~flags(zoo.metadata, "diverged") & finite_networks(zoo)
+
+
+def finite_networks(zoo: Zoo) -> NDArray[np.bool_]:
+    """(N,) the checkpoints that are finite; weights of files that nobody has read yet are read."""
+    found = flags(zoo.metadata, "finite", missing=True)
+    unknown = np.flatnonzero(found & ~flags(zoo.metadata, "finite"))
+    step = max(1, _READ_BYTES // max(1, zoo.arch.nbytes))
+    for start in range(0, len(unknown), step):
+        some = unknown[start : start + step]
+        found[some] = finite_rows((np.asarray(zoo[name][some]) for name in zoo.arch.names), len(some))
+    return found
 
 
 def usable_rows(metadata: pa.Table) -> NDArray[np.bool_]:

@@ -21,7 +21,7 @@ from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.shared.flags import usable_rows
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.symmetry import GAUGES
 
 BATCH_BYTES = 16 * 2**20
@@ -54,7 +54,7 @@ def weight_names(arch: Architecture) -> list[str]:
 def usable_members(zoo: Zoo, least: int) -> Zoo:
     """The members finite and not diverged at their last step; raises ``ZooError`` if there are fewer than ``least``."""
     last = zoo.last_steps()
-    usable = last.take(usable_rows(last.metadata))
+    usable = last.take(usable_networks(last))
     if len(usable) < least:
         expected, got = f"{least:,} or more that are finite and did not diverge", f"{len(usable):,} of {len(last):,}"
         raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ckptzoo.schema.folds import Part, Target
+from ckptzoo.schema.folds import Target, TensorPart
 from ckptzoo.symmetry.tracing.exported import SAME, Module, argument, moved, moves, operation, positional, size_of
 from ckptzoo.symmetry.tracing.graph import is_cast, schema_of
 from ckptzoo.symmetry.tracing.rules.registry import is_check
@@ -438,7 +438,7 @@ def _runs(line: torch.Tensor) -> list[tuple[int, int, int]]:
     return found
 
 
-def _in_part(part: Part, ids: torch.Tensor) -> list[Target] | None:
+def _in_part(part: TensorPart, ids: torch.Tensor) -> list[Target] | None:
     """Return the boxes of a parameter in which channels have these numbers; None where there is no box."""
     there = ids >= 0
     places = there.nonzero()

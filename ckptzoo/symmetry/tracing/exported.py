@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from ckptzoo.schema.folds import Part
+from ckptzoo.schema.folds import TensorPart
 from ckptzoo.symmetry.tracing.graph import Operations, is_cast, name_of, schema_of
 from ckptzoo.symmetry.tracing.rules import shape
 from ckptzoo.symmetry.tracing.rules.registry import RULES
@@ -57,11 +57,11 @@ class Module:
         (user,) = node.users
         return sum(item is node for item in _nodes_in((user.args, user.kwargs))) == 1
 
-    def whole(self, node: fx.Node, axis: int) -> Part:
+    def whole(self, node: fx.Node, axis: int) -> TensorPart:
         """Return the target that is all of a parameter."""
         name = self.parameters[node]
         sizes = self.shapes[name]
-        return Part(name, axis % len(sizes), (0,) * len(sizes), sizes)
+        return TensorPart(name, axis % len(sizes), (0,) * len(sizes), sizes)
 
     def layer(self, node: fx.Node) -> MatrixProduct | None:
         """Return the operation as a product with a matrix; None for others."""

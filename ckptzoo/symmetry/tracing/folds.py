@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import fx
 
-from ckptzoo.schema.folds import Fold, Part, Target
+from ckptzoo.schema.folds import Fold, Target, TensorPart
 from ckptzoo.symmetry.tracing.additions import Addition, Walk, Walker, same_along
 from ckptzoo.symmetry.tracing.exported import SAME, MatrixProduct, Module, argument, moved, moves, operation, size_of
 from ckptzoo.symmetry.tracing.graph import Operations
@@ -154,7 +154,7 @@ def _long_axis(sizes: tuple[int, ...]) -> int:
     return max(range(len(sizes)), key=lambda axis: (sizes[axis], axis))
 
 
-def _folds_of_vector(module: Module, part: Part, walk: Walk, seen: set[int], user: fx.Node) -> Iterator[Fold]:
+def _folds_of_vector(module: Module, part: TensorPart, walk: Walk, seen: set[int], user: fx.Node) -> Iterator[Fold]:
     """Yield runs of channels that nothing sees, or that nothing sees but those that the walk has found take up."""
     if any(target.into is None for target in walk.taken):
         if not walk.seen:
@@ -186,7 +186,7 @@ def _runs_of_takers(walk: Walk, seen: set[int], channels: int) -> Iterator[tuple
         first = channel
 
 
-def _along(part: Part, axis: int, first: int, stop: int) -> Part:
+def _along(part: TensorPart, axis: int, first: int, stop: int) -> TensorPart:
     """Return the part's positions from ``first`` to ``stop`` along an axis."""
     start, shape = list(part.start), list(part.shape)
     start[axis] += first

@@ -41,7 +41,7 @@ whether its inverse does, and the gate's scale."""
 
 
 @dataclass(frozen=True)
-class _Part:
+class _AxisPart:
     """The positions of a channel group that are scaled alike: one group of the table.
 
     ``group`` is the number of the channel group, ``scale`` that of the scale among each channel's, -1 where there is
@@ -100,7 +100,7 @@ def build_table(
 
 def _parts(
     constraints: Constraints, groups: Sequence[ChannelGroup], placements: Sequence[AxisPlacement]
-) -> Iterator[_Part]:
+) -> Iterator[_AxisPart]:
     listed = _listed(groups, placements, constraints)
     for number, group in enumerate(groups):
         if number not in listed:
@@ -114,7 +114,7 @@ def _parts(
                 continue
             written = [entry.placement for entry in scaled if placements[entry.placement].role != "in"]
             first_here = min(entry.placement for entry in scaled)
-            yield _Part(number, scale, scaled[0].kind, min(written, default=first), first_here)
+            yield _AxisPart(number, scale, scaled[0].kind, min(written, default=first), first_here)
 
 
 def _listed(groups: Sequence[ChannelGroup], placements: Sequence[AxisPlacement], constraints: Constraints) -> set[int]:
@@ -244,7 +244,7 @@ def _segments(
 
 
 def _notes(
-    constraints: Constraints, group: ChannelGroup, part: _Part, name: str, placements: Sequence[AxisPlacement]
+    constraints: Constraints, group: ChannelGroup, part: _AxisPart, name: str, placements: Sequence[AxisPlacement]
 ) -> Iterator[str]:
     """Yield why a group stays in place, and why it is not scaled."""
     channel = group.channels[0]

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.report.claims import VERDICTS
-from builders.report.page import Kept, Row, Source, page
-from builders.report.parts import PAPERS, PARTS, Part
+from builders.report.page import PartResult, ReportRow, StudiedZoo, page
+from builders.report.parts import PAPERS, PARTS, ReportPart
 from tests.support.effort import examples
 
 VOID = {"meta", "br", "img"}
@@ -50,11 +50,11 @@ def grids(draw: st.DrawFn) -> dict[str, object]:
 
 
 KEPT = st.builds(
-    Kept,
-    st.lists(st.builds(Row, TEXT, TEXT, TEXT, st.sampled_from(VERDICTS), TEXT), max_size=8),
+    PartResult,
+    st.lists(st.builds(ReportRow, TEXT, TEXT, TEXT, st.sampled_from(VERDICTS), TEXT), max_size=8),
     st.lists(st.one_of(TEXT, grids()), max_size=5),
     st.lists(st.just("iVBORw0KGgo="), max_size=2),
-    st.lists(st.builds(Source, TEXT, TEXT, TEXT, TEXT), max_size=2),
+    st.lists(st.builds(StudiedZoo, TEXT, TEXT, TEXT, TEXT), max_size=2),
     st.one_of(st.none(), st.integers(0, 9)),
     TEXT,
 )
@@ -62,7 +62,7 @@ KEPT = st.builds(
 
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(PARTS), KEPT), max_size=4), TEXT)
-def test_any_text_stays_text(made: list[tuple[Part, Kept]], value: str) -> None:
+def test_any_text_stays_text(made: list[tuple[ReportPart, PartResult]], value: str) -> None:
     text = page(made, {"code": value})
     assert text == page(made, {"code": value})
     parsed = Parsed(text)

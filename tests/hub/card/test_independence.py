@@ -11,6 +11,7 @@ from ckptzoo import archs
 from ckptzoo.hub.card import independence
 from ckptzoo.hub.card.independence import independence_section
 from tests.support.derived_zoos import weights_of
+from tests.support.hosted import hosted
 
 NAME = "mlp-8-10-3"
 
@@ -43,3 +44,13 @@ def test_pages_of_other_zoos_say_nothing(tmp_path: Path) -> None:
     assert not independence_section(zoo_of(tmp_path / "unknown", starts, symmetry=None))
     assert not independence_section(zoo_of(tmp_path / "small", starts, "mlp-4-3-3"))
     assert not independence_section(zoo_of(tmp_path / "gaussians", starts, f"gaussian-{NAME}"))
+
+
+def test_a_page_that_is_made_for_a_hub_says_it_too(tmp_path: Path) -> None:
+    with hosted(tmp_path / "hub") as hub:
+        options: dict[str, Any] = {"endpoint": hub.url, "token": hub.tokens["write"]}
+        zoo_of(tmp_path / "zoo", list(range(40)), card=ckptzoo.Card("zoo", license="MIT"))
+        done = ckptzoo.push(tmp_path / "zoo", "lab/zoo", **options)
+        assert not done.notes
+        page = hub.api().hf_hub_download("lab/zoo", "README.md", repo_type="dataset", local_dir=tmp_path / "page")
+        assert "no sign that members share their initial weights" in Path(page).read_text()

@@ -72,6 +72,7 @@ def check_rows(found: dict[str, Any]) -> None:
     assert [row["id"] for row in found["retracted"]["rows"]] == ["golden-1"]
 
 
+@pytest.mark.exhaustive
 def test_from_a_hub(server: Hosted, grown: Path, tmp_path: Path) -> None:
     server.api().create_repo(ZOO, repo_type="dataset")
     server.api().upload_folder(repo_id=ZOO, repo_type="dataset", folder_path=grown)

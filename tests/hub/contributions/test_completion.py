@@ -108,6 +108,7 @@ def test_a_zoo_is_whole_after_a_merge(tamper: Tamper, tmp_path: Path) -> None:
     assert zoo.variant_metadata("canonical")["certified"].to_pylist() == ["float64"] * 6
 
 
+@pytest.mark.exhaustive
 def test_what_cannot_be_derived_is_said(tamper: Tamper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     predicted(tamper)
     published(tamper)
@@ -139,6 +140,7 @@ def finished(tamper: Tamper, number: int) -> Review:
     return finish(ZOO, number, data=tamper.data, endpoint=tamper.server.url, token=tamper.server.tokens["write"])
 
 
+@pytest.mark.exhaustive
 def test_finish_does_all_but_the_merge(tamper: Tamper, tmp_path: Path) -> None:
     """The files are those of ``review --merge --derive``, but for when and by which name they were made."""
     predicted(tamper)

@@ -94,6 +94,7 @@ def test_outputs_tell_which_names_are_right(tmp_path: Path) -> None:
     assert misfit(ingestor, arch, None).proposals == proposals
 
 
+@pytest.mark.exhaustive
 def test_untrusted_files_become_rows(server: Hosted, bring: Bring, tmp_path: Path) -> None:
     """Three formats in one contribution: pull request, review, merge, and then the zoo has them."""
     states = [state_of(100 + at) for at in range(5)]

@@ -11,7 +11,7 @@ import pytest
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.hub.contributions.evaluation import EvaluatorPool
-from ckptzoo.hub.contributions.report import Check, summaries_markdown, summarize, unmeasured
+from ckptzoo.hub.contributions.report import ReviewCheck, summaries_markdown, summarize, unmeasured
 from ckptzoo.hub.contributions.run_checks import check_accuracy, check_loss
 from ckptzoo.loader import Zoo
 from tests.support.derived_zoos import weights_of
@@ -108,7 +108,7 @@ def test_claims_that_nobody_measured_are_not_called_passed(tmp_path: Path) -> No
     assert "[evaluation] in contribution.toml" in check_accuracy(zoo, {}, images).detail
     entries = summarize(zoo, {}, {})
     assert "claimed, not measured" in unmeasured((check,), entries) and unmeasured((check,), entries[2:]) == ""
-    assert unmeasured((Check("accuracy", "passed", ""),), entries) == ""
+    assert unmeasured((ReviewCheck("accuracy", "passed", ""),), entries) == ""
     table = summaries_markdown(entries)
     assert "| claimed loss | measured loss |" in table and "| 50.00% | - | - | 1.2500 | - | yes |" in table
     assert "loss" not in summaries_markdown(entries[1:])

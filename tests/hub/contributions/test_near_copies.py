@@ -12,7 +12,7 @@ import ckptzoo
 from ckptzoo.derive import predict
 from ckptzoo.hub.contributions import near_copies, target_zoo
 from ckptzoo.hub.contributions.duplicates import units
-from ckptzoo.hub.contributions.report import Check, check_lines
+from ckptzoo.hub.contributions.report import ReviewCheck, check_lines
 from ckptzoo.hub.contributions.review import Review
 from ckptzoo.hub.push import push
 from tests.support.hosted import ZOO, Hosted
@@ -39,7 +39,7 @@ def noisy(tamper: Tamper, amount: float, extra: str | None = None, part: int = 3
     return tamper.propose(tamper.written(weights, rows, number=part))
 
 
-def check(found: Review) -> Check:
+def check(found: Review) -> ReviewCheck:
     (one,) = (item for item in found.checks if item.name == "near copies")
     return one
 

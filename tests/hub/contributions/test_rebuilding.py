@@ -43,6 +43,7 @@ def reviewed(server: Hosted, zoo: Path, folder: Path, **options: object) -> Revi
     return review(ZOO, made.number, endpoint=server.url, token=server.tokens["write"], **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.exhaustive
 def test_members_are_trained_again_and_marked(server: Hosted, tmp_path: Path) -> None:
     build(TOY, tmp_path / "zoo", members=2, console=QUIET)
     push(tmp_path / "zoo", ZOO, endpoint=server.url, token=server.tokens["write"])

@@ -16,6 +16,7 @@ from tests.support.hub_zoos import ARCH, weights_of
 from tests.support.untrusted_files import card_of
 
 
+@pytest.mark.exhaustive
 def test_gathered_parts_are_proposed_and_merged(
     server: Hosted, make_zoo: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import ckptzoo
 from ckptzoo.errors import HubError, IntegrityError, SpecError, ZooError
 from ckptzoo.hub.contributions.contribute import contribute
 from ckptzoo.hub.contributions.matching import NamesError
-from ckptzoo.hub.contributions.report import Check
+from ckptzoo.hub.contributions.report import ReviewCheck
 from ckptzoo.hub.contributions.result import Contribution
 from ckptzoo.hub.push import push
 from ckptzoo.symmetry import GroupElement, apply
@@ -112,10 +112,11 @@ def test_ids_that_are_repeated(bring: Bring, tmp_path: Path) -> None:
         bring(*files, text=CARD + '\n[[checkpoint]]\nfile = "two.safetensors"\nid = "one"\n')
 
 
+@pytest.mark.exhaustive
 def test_licences_that_hubs_do_not_know_are_for_the_reviewer(bring: Bring, tmp_path: Path) -> None:
     file = saved(tmp_path / "one.safetensors", state_of(1))
 
-    def judged(license: str) -> Check:
+    def judged(license: str) -> ReviewCheck:
         made = bring(file, text=CARD.replace("cc-by-4.0", license), dry_run=True)
         assert made.passed and made.folder is not None
         shutil.rmtree(made.folder.parent)
@@ -127,7 +128,7 @@ def test_licences_that_hubs_do_not_know_are_for_the_reviewer(bring: Bring, tmp_p
     )
     for known in ("MIT", "GPL-3.0-only", "(mit OR GPL-2.0-or-later WITH Classpath-exception-2.0)", "other",
                   "LicenseRef-lab"):  # fmt: skip
-        assert judged(known) == Check("licence", "passed", known)
+        assert judged(known) == ReviewCheck("licence", "passed", known)
 
 
 def test_claims_that_are_not_true(bring: Bring, tmp_path: Path) -> None:

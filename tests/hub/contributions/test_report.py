@@ -4,11 +4,11 @@ import io
 
 from rich.console import Console
 
-from ckptzoo.hub.contributions.report import MAX_DETAIL, Check, check_lines, checks_markdown
+from ckptzoo.hub.contributions.report import MAX_DETAIL, ReviewCheck, check_lines, checks_markdown
 from ckptzoo.hub.contributions.review import Review
 
 DETAIL = "parts/000009-ab/raw-00.safetensors" * 20
-FOUND = Review("lab/zoo", 7, "Mine", "ada", "open", None, checks=(Check("bytes", "failed", DETAIL),))
+FOUND = Review("lab/zoo", 7, "Mine", "ada", "open", None, checks=(ReviewCheck("bytes", "failed", DETAIL),))
 
 
 def printed(*, terminal: bool, width: int) -> list[str]:
@@ -29,7 +29,7 @@ def test_details_are_one_line_elsewhere() -> None:
 
 
 def test_details_are_bounded() -> None:
-    checks = (Check("bytes", "failed", "x" * 2 * MAX_DETAIL),)
+    checks = (ReviewCheck("bytes", "failed", "x" * 2 * MAX_DETAIL),)
     for text in (check_lines(checks)[-1], checks_markdown(checks)):
         assert 0 < text.count("x") < MAX_DETAIL and "..." in text
 

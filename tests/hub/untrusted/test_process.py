@@ -113,6 +113,7 @@ def test_a_process_that_is_killed_costs_one_file(tmp_path: Path) -> None:
     assert third.error is None
 
 
+@pytest.mark.exhaustive
 def test_reading_ends_with_the_program_that_reads(tmp_path: Path) -> None:
     path = written(tmp_path, {"slow.pt": slow(200)})[0]
     code = f"import sys; sys.path[:0] = [{str(ROOT)!r}]; from ckptzoo.hub.untrusted import read; read({str(path)!r})"

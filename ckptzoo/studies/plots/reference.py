@@ -12,7 +12,7 @@ from ckptzoo.studies.shared.plots import DERIVED_COLOUR, INK, MUTED, RAW_COLOUR,
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5195")
 """Okabe and Ito's, without black and yellow, and a purple; one a method."""
-_MARKERS = "oDs^vPX"
+_MARKERS = "oDs^vPXp"
 _PANELS = (("variation", "agreement"), ("canonical", "variation"))
 _LABELS = {
     "variation": "total variation (%)",
@@ -30,13 +30,13 @@ def reference(result: ReferenceStudy) -> Figure:
     handles = _r_hats(axes[0], result.criteria)
     labels = list(dict.fromkeys(entry.label for entry in result.entries))
     styles = {
-        label: (INK if row == 0 else _COLOURS[(row - 1) % len(_COLOURS)], "*" if row == 0 else _MARKERS[row % 7])
+        label: (INK if row == 0 else _COLOURS[(row - 1) % len(_COLOURS)], "*" if row == 0 else _MARKERS[row % len(_MARKERS)])
         for row, label in enumerate(labels)
     }
     for panel, (x, y) in zip(axes[1:], _PANELS, strict=False):
         _nearness(panel, x, y, result.entries, styles)
     handles += [
-        Line2D([], [], color=colour, marker=marker, ls="", ms=7, label=label)
+        Line2D([], [], color=colour, marker=marker, ls="", ms=7, label=abbreviated(label, 30))
         for label, (colour, marker) in styles.items()
     ]
     head(figure, f"{abbreviated(result.name, 40)}: {result.chains} chains of {result.draws:,} draws", handles)
@@ -48,7 +48,7 @@ def _r_hats(axes: Axes, criteria: Sequence[Criterion]) -> list[Any]:
     handles: list[Any] = []
     for item, colour in zip(criteria, (RAW_COLOUR, DERIVED_COLOUR), strict=True):
         shares = [row / item.numbers for row in range(1, item.numbers + 1)]
-        axes.step([1, *item.r_hats], [0, *shares], where="post", color=colour, lw=1.8)
+        axes.step([item.r_hats[0], *item.r_hats], [0, *shares], where="post", color=colour, lw=1.8)
         handles.append(Line2D([], [], color=colour, lw=1.8, label=f"R-hat of {item.numbers:,} {item.of}"))
     axes.axvline(LARGEST_R_HAT, color=MUTED, ls="--", lw=1.2)
     axes.set_xlabel("R-hat")

@@ -37,7 +37,9 @@ def posterior(
     start: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="ZOO", help="The zoo whose members are the modes: swag, laplace, and bnn if asked."
+            "--from",
+            metavar="ZOO",
+            help="The zoo whose members are the modes: swag, laplace, and bnn and hmc if asked.",
         ),
     ] = None,
     settings: Annotated[

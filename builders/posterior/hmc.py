@@ -21,9 +21,9 @@ A step of a chain is a transition. Positions, momenta and energies are float64.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,8 @@ from ckptzoo.text import counted
 
 _MOST = 10**6
 """Transitions at most, as the epochs of a recipe."""
+RANDOM, MEMBER = "random", "member"
+"""The weights at which chains start."""
 _SEEDS = 10**4
 """Seeds among which the one of a key is looked for."""
 
@@ -95,7 +97,7 @@ _NAMES = [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in 
 # the settings have their values in builders/recipes/posterior/hmc.toml
 @dataclass(frozen=True, kw_only=True)
 class Hmc(MarkovChain):
-    """Chains of Hamiltonian Monte Carlo from random weights.
+    """Chains of Hamiltonian Monte Carlo from random weights, or from those of trained members.
 
     Parameters
     ----------
@@ -111,6 +113,8 @@ class Hmc(MarkovChain):
         the mean acceptance probability to which the step size adapts.
     prior, temperature
         see ``builders.posterior.log_density``.
+    initial
+        the weights at which chains start: ``random``, or ``member``, those of a member.
 
     Notes
     -----
@@ -132,6 +136,7 @@ class Hmc(MarkovChain):
     target_acceptance: float = number(0, 0.999, above=True)
     prior: float = number(0, 1e6, above=True)
     temperature: float = number(0, 1e9, above=True)
+    initial: str = RANDOM
 
     @property
     def chain(self) -> Recipe:
@@ -184,6 +189,18 @@ class Hmc(MarkovChain):
         for name, part in unflatten(extra["hmc.position"], state.weights, names).items():
             state.weights[name].copy_(part)
         state.step = stop
+
+    @property
+    def modes_are(self) -> str:
+        return "member" if self.initial == MEMBER else "chain"
+
+    def from_members(self) -> Self:
+        return replace(self, initial=MEMBER)
+
+    @property
+    def digested(self) -> dict[str, Any]:
+        # draws that zoos hold, of chains from random weights, keep their digest
+        return {name: value for name, value in self.settings.items() if (name, value) != ("initial", RANDOM)}
 
     def mode_facts(self, state: TrainingState) -> list[dict[str, Any]]:
         """Rows tell the step size and, of the transitions after burn-in, the accepted part and the divergent ones."""

@@ -353,6 +353,49 @@ def novelty(
     shown.answer("novelty", opened(generated), opened(zoo), members=members, seed=seed, said="comparing")
 
 
+@study.command()
+@expand_dataclasses
+def reference(
+    zoo: Annotated[
+        str,
+        typer.Argument(
+            metavar="ZOO", help="Draws of the chains of a reference.", show_default=False, autocompletion=complete_zoos
+        ),
+    ],
+    samples: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="SAMPLES...",
+            help="Zoos of draws that name their method, or of independent members.",
+            show_default=False,
+            autocompletion=complete_zoos,
+        ),
+    ] = None,
+    set: Annotated[
+        str | None,
+        typer.Option("--set", metavar="NAME", help="The predictions to compare.  [default: the first with labels]"),
+    ] = None,
+    modes: Annotated[int, typer.Option(min=2, help="How many modes stand for several.")] = 10,
+    draws: Annotated[int, typer.Option(min=1, help="Draws of each of several modes.")] = 10,
+    replicates: Annotated[int, typer.Option(min=1, help="The greatest number of replicates of each figure.")] = 3,
+    shuffles: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Random orders of the draws, whose R-hat is shown beside.")
+    ] = 9,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of orders, and of halves of the chains.")] = 0,
+    *,
+    shown: ResultOptions,
+) -> None:
+    """Have the chains of a reference posterior converged, and how near do other methods come to it?
+
+    R-hat and effective sample sizes of logits and of sums of weights that no symmetry changes. Then, for each method,
+    the agreement and total variation of its predictions, as in arXiv 2104.14421, and the discrepancy of its weights.
+    """
+    options: dict[str, Any] = {"modes": modes, "draws": draws, "replicates": replicates}
+    options |= {"shuffles": shuffles, "seed": seed}
+    others = [opened(name) for name in samples or ()]
+    shown.answer("reference", opened(zoo), others, set, **options, said="comparing")
+
+
 # in the order of ckptzoo study --help
 for _command in (barriers, transpositions, steps, compact, pairs, landscape):
     study.command()(_command)

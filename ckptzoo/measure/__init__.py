@@ -2,7 +2,7 @@
 
 from ckptzoo.measure.barriers import Barriers, barriers
 from ckptzoo.measure.cka import linear_cka
-from ckptzoo.measure.convergence import Convergence, convergence
+from ckptzoo.measure.convergence import Convergence, convergence, tail_ess
 from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.gaussians import divergence, signal_to_noise, wasserstein
 from ckptzoo.measure.mmd import MMDTest, mmd2, mmd_test, p_value
@@ -23,5 +23,6 @@ __all__ = [
     "mmd_test",
     "p_value",
     "signal_to_noise",
+    "tail_ess",
     "wasserstein",
 ]

@@ -1,5 +1,6 @@
-"""Whether Markov chains have mixed: rank-normalised split R-hat and bulk effective sample size, by arviz-stats."""
+"""Whether Markov chains have mixed: rank-normalised split R-hat and effective sample sizes, by arviz-stats."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,20 +67,65 @@ def convergence(draws: ARRAY) -> Convergence:
     >>> convergence(draws).rhat.round(1).tolist()
     [1.0, 1.3]
     """
-    chains, count, parameters = _sizes(draws)
-    stats = require("arviz_stats.base", "hmc", package="arviz-stats").array_stats
+    parameters, stats = _sizes(draws)[2], _stats()
     rhat, ess = np.full(parameters, np.nan), np.full(parameters, np.nan)
+    for some, block in _varying(draws):
+        # chains that stay where they are have no variance to divide by
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rhat[some], ess[some] = stats.rhat(block), stats.ess(block)
+    return Convergence(rhat, ess)
+
+
+@checked
+def tail_ess(draws: ARRAY) -> NDArray[np.float64]:
+    """Effective sample size of the tails of every parameter: the smaller of those of its 5 % and 95 % quantiles.
+
+    Parameters
+    ----------
+    draws
+        (C, D, P) as in ``convergence``.
+
+    Returns
+    -------
+    NDArray[np.float64]
+        (P,) float64; NaN where all draws are equal.
+
+    Raises
+    ------
+    ZooError, MissingExtraError
+        as in ``convergence``.
+
+    Notes
+    -----
+    The smaller of both after Vehtari et al. (arXiv 1903.08008). Tested in ``tests/measure/test_convergence.py``.
+
+    Examples
+    --------
+    >>> draws = np.random.default_rng(0).normal(size=(4, 250, 1))
+    >>> bool(800 < tail_ess(draws)[0] < 1200)
+    True
+    """
+    stats, ess = _stats(), np.full(_sizes(draws)[2], np.nan)
+    for some, block in _varying(draws):
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ess[some] = stats.ess(block, method="tail", prob=0.95)
+    return ess
+
+
+def _stats() -> Any:
+    return require("arviz_stats.base", "hmc", package="arviz-stats").array_stats
+
+
+def _varying(draws: Any) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """Yield the parameters that are not the same in all draws, block by block, and their numbers (p, C, D)."""
+    chains, count, parameters = _sizes(draws)
     width = max(1, BLOCK // (chains * count))
     for start in range(0, parameters, width):
         block = np.asarray(draws[:, :, start : start + width]).astype(np.float64).transpose(2, 0, 1)
         _require_finite(block, start)
         # what is the same everywhere has no ranks
         varies = block.min((1, 2)) < block.max((1, 2))
-        # chains that stay where they are have no variance to divide by
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rhat[start : start + width][varies] = stats.rhat(block[varies])
-            ess[start : start + width][varies] = stats.ess(block[varies])
-    return Convergence(rhat, ess)
+        yield start + np.flatnonzero(varies), block[varies]
 
 
 def _sizes(draws: Any) -> tuple[int, int, int]:

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,12 +20,12 @@ from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import average_precision, fpr
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document, JsonFields, json_value
-from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.discrepancy import Discrepancy, mmd
-from ckptzoo.studies.ensemble_scores import RIGHT, SummedPredictions, log_softmax
+from ckptzoo.studies.ensemble_scores import RIGHT
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
-from ckptzoo.studies.shared.flags import finite_networks, usable_networks
+from ckptzoo.studies.shared.draws import DrawGroup, draw_groups, summed_predictions
+from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import labels_of, table_of, thinned
 from ckptzoo.text import Progress, counted, counter, printable
@@ -388,7 +387,7 @@ def posteriors(
         for variant in REMOVALS.values():
             if variant != layout.RAW:
                 table_of(zoo, variant)
-    groups = _groups(samples)
+    groups = draw_groups(samples)
     last = target.last_steps()
     start_members = {row["mode"] for group in groups for row in group.rows}
     is_start = np.isin(np.array(last.column("member").to_pylist(), dtype=object), list(start_members))
@@ -397,7 +396,7 @@ def posteriors(
     ensembles = _ensembles(np.flatnonzero(free), ensemble, replicates, seed, target)
     remaining = _remaining(last, free, ensembles)
     published = _published_for(target)
-    jobs: list[tuple[_Group | None, str, list[Zoo]]] = [(None, "multi", [last.take(rows) for rows in ensembles])]
+    jobs: list[tuple[DrawGroup | None, str, list[Zoo]]] = [(None, "multi", [last.take(rows) for rows in ensembles])]
     for group in groups:
         for kind, selections in (("one", group.one(replicates)), ("multi", group.several(modes, draws, replicates))):
             if selections:
@@ -455,75 +454,6 @@ def _remaining(members: Zoo, free: NDArray[np.bool_], ensembles: list[NDArray[np
     return members.take(np.flatnonzero(rest))
 
 
-@dataclass(frozen=True, eq=False)
-class _Group:
-    """The draws of one method with the same settings."""
-
-    method: str
-    label: str
-    rows: list[dict[str, Any]]
-
-    def _by_mode(self) -> dict[str, list[int]]:
-        """The rows of each mode, in the order of draws, modes in the zoo's order."""
-        draws_by_mode: dict[str, list[tuple[int, int]]] = {}
-        for row in self.rows:
-            draws_by_mode.setdefault(row["mode"], []).append((row["draw"], row["place"]))
-        return {mode: [row_number for _, row_number in sorted(items)] for mode, items in draws_by_mode.items()}
-
-    def one(self, replicates: int) -> list[list[int]]:
-        """The modes with the most draws, one a replicate."""
-        rows = list(self._by_mode().values())
-        most = max(map(len, rows))
-        # mmd takes two checkpoints or more
-        return [draws for draws in rows if len(draws) == most and most > 1][:replicates]
-
-    def several(self, modes: int, draws: int, replicates: int) -> list[list[int]]:
-        """The first draws of as many modes, other modes for each replicate; of all modes where there are fewer."""
-        rows = [rows_of_mode[:draws] for rows_of_mode in self._by_mode().values()]
-        size = min(modes, len(rows))
-        # disjoint blocks of modes: replicates share none
-        blocks = [rows[start : start + size] for start in range(0, len(rows) - size + 1, size)][:replicates]
-        return [[place for rows_of_mode in block for place in rows_of_mode] for block in blocks if size > 1]
-
-
-def _groups(samples: Zoo) -> list[_Group]:
-    """The finite draws by method and settings."""
-    drawn = np.flatnonzero(samples.column("method").is_valid().to_numpy())
-    table = samples.metadata.select(("method", "mode", "draw", "recipe_digest", "diverged", "extra")).to_pylist()
-    finite = drawn[finite_networks(samples.take(drawn))]
-    rows = [{**table[place], "place": place} for place in finite.tolist()]
-    if not rows:
-        expected, step = "rows that name a method", "Make some with python -m builders posterior."
-        raise ZooError(Problem(samples.name, "draws", expected, "none", step))
-    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["method"], str(row["recipe_digest"])), []).append(row)
-    of_method: dict[str, list[list[dict[str, Any]]]] = {}
-    for (method, _), items in groups.items():
-        of_method.setdefault(method, []).append(items)
-    labels = {key: _label(key[0], items, of_method[key[0]]) for key, items in groups.items()}
-    shared = {label for label, count in Counter(labels.values()).items() if count > 1}
-    return [
-        # recipes that differ in nothing that is printed are told by their digests
-        _Group(key[0], f"{label} {key[1].removeprefix('sha256:')[:8]}" if label in shared else label, groups[key])
-        for key, label in labels.items()
-    ]
-
-
-def _label(method: str, rows: list[dict[str, Any]], groups: list[list[dict[str, Any]]]) -> str:
-    """The method's name, with the settings in which the groups of draws of this method differ."""
-    own, *others = (_settings(items[0]) for items in [rows, *groups])
-    differing = [name for name in own if any(other.get(name, own[name]) != own[name] for other in others)]
-    return " ".join([method, *(f"{name}={own[name]:g}" for name in differing)])
-
-
-def _settings(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers among the settings that a row tells in ``extra``; none where it does not."""
-    settings = (parse_extra(row["extra"]) or {}).get("settings")
-    numbers = settings.items() if isinstance(settings, dict) else ()
-    return {name: value for name, value in numbers if name.isidentifier() and isinstance(value, int | float)}
-
-
 def _ensembles(free: NDArray[np.int64], size: int, replicates: int, seed: int, target: Zoo) -> list[NDArray[np.int64]]:
     """Disjoint members for ensembles, at most half of those available."""
     count = min(replicates, len(free) // (2 * size))
@@ -570,7 +500,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _predictions(zoo: Zoo, own: str, others: Sequence[str]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
     """Figures of the average of the draws' probabilities, in hundredths: the main ones, and those of each other set."""
-    summed = {name: _summed(zoo, name) for name in (own, *others)}
+    summed = {name: summed_predictions(zoo, name) for name in (own, *others)}
     targets = labels_of(zoo, own)
     logs, information = summed[own].logs, summed[own].mutual_information
     short = {"acc": "accuracy", "nll": "nll", "ece": "ece", "brier": "brier"}
@@ -593,21 +523,6 @@ def _predictions(zoo: Zoo, own: str, others: Sequence[str]) -> tuple[dict[str, f
     return hundredths, {
         name: {figure: 100 * value for figure, value in values.items()} for name, values in detection.items()
     }
-
-
-def _summed(zoo: Zoo, name: str) -> SummedPredictions:
-    """The predictions of all draws on a set, summed."""
-    predictions = zoo.predictions(name)
-    total: SummedPredictions | None = None
-    for batch in predictions.stream(batch_size=16):
-        for logits in batch["logits"]:
-            likelihoods = SummedPredictions.of(log_softmax(logits))
-            if total is None:
-                total = likelihoods
-            else:
-                total.add(likelihoods)
-    assert total is not None
-    return total
 
 
 def _spreads(values: Sequence[Mapping[str, float]]) -> Figures:

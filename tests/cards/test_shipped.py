@@ -2,14 +2,17 @@
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy.stats import kstest
 from torch import nn
 
 import ckptzoo
@@ -19,6 +22,7 @@ from builders.recipe import Recipe
 from ckptzoo import image_sets
 from ckptzoo.cli.app import run
 from ckptzoo.hub import card
+from ckptzoo.studies.reference import reference
 
 ROOT = Path(__file__).parents[2]
 CARDS = ROOT / "cards"
@@ -27,6 +31,7 @@ MEMBERS = CARDS / "mnist-optunet"
 TRAJECTORIES = CARDS / "mnist-optunet-trajectories"
 POSTERIORS = CARDS / "mnist-optunet-posteriors"
 NARROW = CARDS / "cifar100-resnet18-w8"
+REFERENCE = CARDS / "mnist14-mlp-reference"
 LAST = 56_280
 SAMPLE = 5
 
@@ -154,6 +159,59 @@ def test_narrow_resnets_are_sound_complete_small_and_in_half_precision() -> None
     assert not any("+" in commit for commit in rows["commit"].unique().to_pylist())
     assert {json.loads(text)["rounded_from"] for text in rows["extra"].to_pylist()} == {"float32"}
     assert len({*zoo.variant_metadata("canonical")["fingerprint"].to_pylist()}) == len(zoo)
+
+
+def test_the_reference_posterior_is_sound_complete_and_small() -> None:
+    assert ckptzoo.verify(REFERENCE) == []
+    assert card.write(REFERENCE, check=True).changes == (), f"ckptzoo card cards/{REFERENCE.name}"
+    assert sum(path.stat().st_size for path in REFERENCE.rglob("*")) < 8_000_000
+    zoo = ckptzoo.open(REFERENCE)
+    rows = zoo.metadata
+    assert zoo.variants == ("raw", "canonical") and zoo.predicted == ("mnist-14x14/test-64",)
+    assert {*zip(rows["seed"].to_pylist(), rows["draw"].to_pylist(), strict=True)} == {
+        (seed, draw) for seed in range(8) for draw in range(50)
+    }
+    extras = [json.loads(text) for text in rows["extra"].to_pylist()]
+    settings = {name: value for name, value in extras[0]["settings"].items() if name != "initial"}
+    if find_spec("blackjax") is not None:
+        model = posterior.get("hmc").load(Recipe.load("mnist14-mlp"), None, settings).from_members()
+        assert rows["recipe_digest"].unique().to_pylist() == [model.digest]
+    assert (settings["prior"], settings["temperature"]) == (1, 1) and {item["divergent"] for item in extras} == {0}
+    assert not any("+" in commit for commit in rows["commit"].unique().to_pylist())
+
+
+def test_the_reference_posterior_has_the_criteria_of_its_card() -> None:
+    pytest.importorskip("arviz_stats.base", reason="the extra hmc is not installed")
+    zoo = ckptzoo.open(REFERENCE)
+    found = reference(zoo, shuffles=0)
+    page = (REFERENCE / "README.md").read_text()
+    for item in found.criteria:
+        counts = (f"{number:,.0f}" for number in (item.bulk.least, item.bulk.median, item.tail.least))
+        said = [f"these {len(zoo)}", item.of, f"{item.numbers}", f"{item.r_hat:.4f}", r"[\d.]+", *counts]
+        line = r" \| ".join(said)
+        assert re.search(rf"\| {line} \|", page), said
+        # draws are nearly independent
+        assert item.bulk.median > 0.8 * len(zoo)
+
+
+def test_draws_of_the_reference_are_anywhere_on_their_orbits_of_scales_as_the_prior_says() -> None:
+    """An exact law of the posterior: outputs do not say how large a neuron's incoming weights are, with its outgoing
+    ones smaller by as much. Given their product the prior alone does, whatever the data are.
+    """
+    zoo = ckptzoo.open(REFERENCE)
+    incoming = np.square(zoo["fc1.weight"][:].astype(np.float64)).sum(2) + np.square(zoo["fc1.bias"][:])
+    outgoing = np.square(zoo["fc2.weight"][:].astype(np.float64)).sum(1)
+    # with t = log |incoming|^2 and q^2 the product of both squares, the density of t is, of 197 and 10 normal weights,
+    # exp((197 - 10) t / 2 - (e^t + q^2 e^-t) / 2)
+    t = np.linspace(0, 8, 4001)
+    logs = (197 - 10) / 2 * t - (np.exp(t) + (incoming * outgoing)[..., None] * np.exp(-t)) / 2
+    shares = np.exp(logs - logs.max(-1, keepdims=True)).cumsum(-1)
+    shares /= shares[..., -1:]
+    at = np.log(incoming).ravel()
+    places = [np.interp(one, t, share) for one, share in zip(at, shares.reshape(-1, len(t)), strict=True)]
+    assert kstest(places, "uniform").pvalue > 0.001
+    # chains start at members, which are nowhere near: their first layers are too small
+    assert 0.9 < incoming.mean() / 197 < 1.1
 
 
 def test_draws_of_dropout_share_all_but_the_last_layer() -> None:

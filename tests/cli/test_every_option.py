@@ -135,6 +135,7 @@ LINES = {
     "study transpositions": "few --no-barriers", "study steps": "few --no-barriers",
     "landscape": "few --inputs own.npz --set own/test", "study landscape": "few --pairs 0",
     "study independence": "few", "study novelty": "few few",
+    "study reference": "few few",
     "study compact": "few --inputs own.npz --draws 2", "study pairs": "few --no-barriers", "splits make": "few main",
     "splits import": "few main --from split.csv", "splits list": "few", "splits show": "few main", "cache ls": "",
     "cache prune": "--to 1GB", "serve": "--root file", "serve user": "--root root ada", "serve org": "--root root lab",

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from ckptzoo.errors import ZooError
-from ckptzoo.measure import convergence
+from ckptzoo.measure import convergence, tail_ess
 
 pytest.importorskip("arviz_stats.base", reason="the extra hmc is not installed")
 MODULE = import_module("ckptzoo.measure.convergence")
@@ -79,3 +79,20 @@ def test_what_is_not_finite_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODULE, "BLOCK", 1)
     with pytest.raises(ZooError, match="draw 7 of parameter 1 in chain 2: expected a finite number, got inf"):
         convergence(draws)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_tails_have_draws_of_their_own(correlation: float) -> None:
+    found = tail_ess(chains(correlation))
+    assert found.shape == (3,)
+    # of independent draws as many; neighbours that are alike lose less at a quantile than at the mean
+    least, most = (0.8, 1.2) if correlation == 0 else (0.05, 0.3)
+    assert least * 8000 < found.min() and found.max() < most * 8000
+    stuck = chains(0.0, 500)
+    # the middle moves freely, and what is far out stays where it is for long
+    stuck[:, :, 0] = np.where(np.abs(stuck[:, :, 0]) > 1, np.sort(stuck[:, :, 0], axis=1), stuck[:, :, 0])
+    assert tail_ess(stuck)[0] < 0.1 * convergence(chains(0.0, 500)).ess.min()
+    constant = np.zeros((4, 20, 1))
+    assert np.isnan(tail_ess(constant)).all()
+    with pytest.raises(ZooError, match="2 chains or more"):
+        tail_ess(constant[:1])

@@ -19,6 +19,7 @@ from ckptzoo.measure.predictions import accuracy, average_precision, brier, ece,
 from ckptzoo.studies import mmd, published
 from ckptzoo.studies.ensemble_scores import log_softmax
 from ckptzoo.studies.posteriors import PERFORMANCE, REMOVALS, STATISTICS, Posteriors, posteriors
+from ckptzoo.studies.shared.draws import draw_groups
 
 ARCH = archs.architecture("mlp-6-3-4")
 INPUTS = np.random.default_rng(5).normal(size=(50, 6)).astype(np.float32)
@@ -251,8 +252,6 @@ def test_what_is_missing_is_named_with_the_command_that_makes_it(
 @pytest.mark.usefixtures("any_rows")
 def test_settings_that_are_no_numbers_tell_nothing_apart(tmp_path: Path) -> None:
     """Rows are written by anybody: figures beyond double precision, thousands of brackets, text that is no JSON."""
-    from ckptzoo.studies import posteriors as module
-
     odd = [
         "9" * 401,
         "[" * 3000 + "]" * 3000,
@@ -269,7 +268,7 @@ def test_settings_that_are_no_numbers_tell_nothing_apart(tmp_path: Path) -> None
         for at, value in enumerate(["1", "2", *odd]):
             row = {"id": f"{at}", "method": "bnn", "mode": "m0", "draw": 0, "recipe_digest": f"sha256:{at:08d}"}
             writer.add(weights(1, at), [{**row, "extra": f'{{"settings": {{"width": {value}}}}}'}])
-    labels = [group.label for group in module._groups(ckptzoo.open(tmp_path / "zoo"))]
+    labels = [group.label for group in draw_groups(ckptzoo.open(tmp_path / "zoo"))]
     assert labels[0].startswith("bnn width=1") and labels[1] == "bnn width=2" and len(set(labels)) == len(odd) + 2
     assert [label for label in labels if "width" not in label] == [
         f"bnn {at:08d}" for at in range(2, len(odd) + 2) if odd[at - 2] != "true"
@@ -277,8 +276,6 @@ def test_settings_that_are_no_numbers_tell_nothing_apart(tmp_path: Path) -> None
 
 
 def test_settings_tell_the_draws_of_one_method_apart(tmp_path: Path) -> None:
-    from ckptzoo.studies import posteriors as module
-
     extras = [
         ("a", '{"settings": {"kl_weight": 1e-06, "prior": 0.1}}'),
         ("b", '{"settings": {"kl_weight": 0.001, "prior": 0.1, "x y": 2, "note": "text"}}'),
@@ -290,7 +287,7 @@ def test_settings_tell_the_draws_of_one_method_apart(tmp_path: Path) -> None:
             row = {"id": digest, "method": "bnn", "mode": "m0", "draw": 0, "recipe_digest": f"sha256:{digest * 12}"}
             writer.add(weights(1, 0), [{**row, "extra": extra} if extra else row])
         writer.add(weights(1, 1), [{"id": "e", "method": "swag", "mode": "m0", "draw": 0, "recipe_digest": "sha256:e"}])
-    labels = [group.label for group in module._groups(ckptzoo.open(tmp_path / "zoo"))]
+    labels = [group.label for group in draw_groups(ckptzoo.open(tmp_path / "zoo"))]
     assert labels == [
         "bnn kl_weight=1e-06",
         "bnn kl_weight=0.001 bbbbbbbb",

@@ -16,6 +16,7 @@ import torch
 
 import ckptzoo
 from builders import posterior, rng, sources
+from builders.build import build as build_members
 from builders.checkpointing import BuildFolder, Unit
 from builders.energy import Spent
 from builders.posterior.build import build
@@ -82,10 +83,18 @@ def test_half_the_step_has_a_quarter_of_the_energy_error() -> None:
 def test_a_linear_network_has_its_posterior_in_closed_form() -> None:
     prior, temperature, modes = 0.5, 40.0, examples(2000, 300)
     changes = {"prior": prior, "temperature": temperature, "burn_in": 60, "transitions": 40, "step_size": 0.1}
-    method = method_of(LINEAR, **changes)
-    surroundings, state = started(method, modes)
-    method.advance(surroundings, state, method.steps)
-    found = positions(state, LINEAR)
+    method = method_of(LINEAR, **changes, thinning=20)
+    surroundings, state = started(method, modes // 2)
+    # others start at given weights, far out in the prior and on one side of it
+    keys = rng.member_keys(method.digest, range(modes // 2, modes))
+    weights = {name: tensor + 3 * prior for name, tensor in state.weights.items()}
+    drawn: list[np.ndarray] = []
+    for chains in (state, method.start(surroundings, keys, weights)):
+        for step, numbers in method.stops(range(method.max_draws)):
+            method.advance(surroundings, chains, step)
+            drawn += [flatten(method.draw(surroundings, chains, n), parameters(LINEAR.arch)).numpy() for n in numbers]
+    found, modes = np.concatenate(drawn), 2 * modes
+    assert found.shape == (modes, 3)
     source = sources.load(LINEAR)
     inputs, targets = (array.astype(np.float64) for array in source.half("train"))
     design = np.column_stack([inputs, np.ones(len(inputs))])
@@ -138,6 +147,24 @@ def test_draws_of_a_zoo_are_the_chain_after_each_transition(tmp_path: Path) -> N
             assert extra["acceptance"] == method.mode_facts(state)[mode]["acceptance"]
             assert (extra["engine"], rows[row]["method"]) == ("blackjax", "hmc")
     assert repeated
+
+
+@pytest.mark.slow
+def test_chains_start_at_members_where_a_zoo_is_named(tmp_path: Path) -> None:
+    recipe = TOY.shortened(1)
+    build_members(recipe, tmp_path / "members", members=2, console=QUIET)
+    # steps so short that draws are where chains start
+    changes = {**SHORT, "burn_in": 0, "transitions": 2, "step_size": 1e-12}
+    build("hmc", recipe, tmp_path / "zoo", modes=2, draws=2, start=tmp_path / "members", changes=changes, console=QUIET)
+    starts, zoo = ckptzoo.open(tmp_path / "members"), ckptzoo.open(tmp_path / "zoo")
+    rows, names = zoo.metadata.to_pylist(), starts.metadata["member"].to_pylist()
+    plain = method_of(recipe, **changes)
+    assert {row["recipe_digest"] for row in rows} == {plain.from_members().digest} != {plain.digest} and len(rows) == 4
+    for number, row in enumerate(rows):
+        assert row["mode"] == names[row["seed"]]
+        assert json.loads(row["extra"])["settings"]["initial"] == "member"
+        for name in zoo.arch.names:
+            np.testing.assert_allclose(zoo[name][number], starts[name][row["seed"]], atol=1e-5)
 
 
 @pytest.mark.exhaustive

@@ -1,5 +1,6 @@
 """The picture of a reference posterior: R-hat of its chains, and how near other methods come to it."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ _PANELS = (("variation", "agreement"), ("canonical", "variation"))
 _LABELS = {
     "variation": "total variation (%)",
     "agreement": "same class (% of inputs)",
-    "canonical": "100 MMD², symmetries removed",
+    "canonical": "100 MMD² of canonical weights",
 }
 
 
@@ -29,14 +30,18 @@ def reference(result: ReferenceStudy) -> Figure:
     axes: Any = figure.subplots(1, count, squeeze=False)[0]
     handles = _r_hats(axes[0], result.criteria)
     labels = list(dict.fromkeys(entry.label for entry in result.entries))
+    # the first setting is enough where no two have it in common
+    short = {label: " ".join(label.split()[:2]) for label in labels}
+    counts = Counter(short.values())
+    names = {label: short[label] if counts[short[label]] == 1 else label for label in labels}
     styles = {
-        label: (INK if row == 0 else _COLOURS[(row - 1) % len(_COLOURS)], "*" if row == 0 else _MARKERS[row % len(_MARKERS)])
+        label: (_COLOURS[(row - 1) % len(_COLOURS)], _MARKERS[row % len(_MARKERS)]) if row else (INK, "*")
         for row, label in enumerate(labels)
     }
     for panel, (x, y) in zip(axes[1:], _PANELS, strict=False):
         _nearness(panel, x, y, result.entries, styles)
     handles += [
-        Line2D([], [], color=colour, marker=marker, ls="", ms=7, label=abbreviated(label, 30))
+        Line2D([], [], color=colour, marker=marker, ls="", ms=7, label=abbreviated(names[label], 28))
         for label, (colour, marker) in styles.items()
     ]
     head(figure, f"{abbreviated(result.name, 40)}: {result.chains} chains of {result.draws:,} draws", handles)

@@ -32,4 +32,4 @@ def test_a_tiny_run_has_every_row(tmp_path: Path) -> None:
     assert [row["task"] for row in rows] == [
         name for name in ("small files", "lstms", "resnet18 tgz", "flat matrix") for _ in "ab"
     ]
-    assert all(row["seconds"] > 0 and row["anonymous_bytes"] > 0 for row in rows)
+    assert all(row["seconds"] > 0 and row["anonymous_bytes"] >= 0 for row in rows)

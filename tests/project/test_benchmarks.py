@@ -56,9 +56,10 @@ def test_a_tiny_run_over_references_costs_a_request_a_file(tmp_path: Path) -> No
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     runs = json.loads(figures.read_text())["runs"]
-    assert {way: run["requests"] for way, (run,) in runs.items()} == {
-        "headers": 40, "one layer": 40, "plain transfer": 1
-    }  # fmt: skip
+    requests = {way: run["requests"] for way, (run,) in runs.items()}
+    # linking also reads the first numbers of the 12 tensors of some files, to compare them
+    assert 40 < requests.pop("link") <= 40 + 12 * 20
+    assert requests == {"one layer": 40, "plain transfer": 1}
     (layer,) = runs["one layer"]
     assert layer["wanted"] <= layer["received"] <= 1.01 * layer["wanted"]
     assert not any((tmp_path / "scratch").iterdir())

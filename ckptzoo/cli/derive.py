@@ -467,10 +467,11 @@ def dedupe(
     if len(others) > _MAX_PAIRS:
         more = counted(len(others) - _MAX_PAIRS, "more pair")
         print(f"{more}; --json lists the nearest {len(near.pairs):,}.")
-    # pairs beyond those that are listed may be of copies
-    count = (
-        f"{near.found:,} pairs, copies among them," if near.found > len(near.pairs) else counted(len(others), "pair")
-    )
+    # outputs of copies are near, too, and pairs beyond those that are listed may be of copies
+    of_copies, number = len(others) < len(near.pairs), len(others)
+    count = counted(number, "other pair" if of_copies else "pair") if number or not of_copies else "no other pairs"
+    if near.found > len(near.pairs):
+        count = f"{near.found:,} pairs, copies among them,"
     print(f"outputs of {counted(near.compared, 'member')} compared: {count} {within}.")
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -120,7 +121,7 @@ def merge_parts(path: str | Path, to: str | Path, *, progress: Progress | None =
         step = "Name another folder."
         raise ZooError(Problem(str(to), "a new zoo", "no folder or an empty one", "one with files", step))
     if contents.identity.references:
-        step = f"Copy the weights first: ckptzoo materialize {source} --to NEWZOO."
+        step = f"Copy the weights first: ckptzoo materialize {quote(str(source))} --to NEWZOO."
         raise ZooError(Problem(source.name, "parts", "parts with their weights", "references to files", step))
     with naming(root):
         staging = Staging(root.parent)

@@ -429,7 +429,9 @@ def _published(asked: Asked) -> Any:
     try:
         ckptzoo.push(asked.path, name, **options)
     except ZooError as error:
-        assert asked.zoo.contents.identity.references and "ckptzoo materialize zoo --to NEWZOO" in str(error), error
+        assert asked.zoo.contents.identity.references and f"ckptzoo materialize {asked.path} --to NEWZOO" in str(
+            error
+        ), error
         return REFUSED
     ckptzoo.pull(name, pulled := asked.path.parent / "pulled", **options)
     there = [ckptzoo.open(place, follow=True, **options) for place in (f"hf://datasets/{name}", pulled)]

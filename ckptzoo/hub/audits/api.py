@@ -46,7 +46,7 @@ class Audit(PrintedResult, JsonFields):
     passed_over
         files that were not looked into, each with the reason.
     bytes_read, bytes_stored
-        what was read of files, and the size of those that hold checkpoints; 0 for zoos.
+        what was read of files, each byte of a file once, and the size of those that hold checkpoints; 0 for zoos.
     """
 
     sources: Sequence[str]
@@ -80,8 +80,12 @@ class Audit(PrintedResult, JsonFields):
             out.print(table)
             if len(items) > _MAX_LISTED:
                 say(out, f"... and {len(items) - _MAX_LISTED:,} more; --json lists all")
-        for step in dict.fromkeys(item.next_step for item in (*self.findings, *self.notes) if item.next_step):
-            say(out, step)
+        steps: dict[str, dict[str, None]] = defaultdict(dict)
+        for item in (*self.findings, *self.notes):
+            if item.next_step:
+                steps[item.next_step][item.kind] = None
+        for step, kinds in steps.items():
+            say(out, f"{', '.join(kinds)}: {step}")
         for item in self.passed_over[:_MAX_LISTED]:
             say(out, f"not looked into: {excerpt(item['file'], 120)}: {item['reason']}")
         read = f"; {size(self.bytes_read)} read of {size(self.bytes_stored)}" if self.bytes_stored else ""

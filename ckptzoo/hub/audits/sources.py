@@ -46,16 +46,25 @@ class Found:
 
 
 class Transfer:
-    """Counts the bytes of files that were read, by several threads."""
+    """Counts the bytes of files that were read, by several threads; of each file at most as many as it has.
+
+    ``stored`` are the bytes of files that hold checkpoints.
+    """
 
     def __init__(self) -> None:
-        self.nbytes = self.stored = 0
+        self.stored = 0
+        self._read = dict[str, int]()
         self._lock = Lock()
 
-    def counted(self, fetch: Callable[[int, int], bytes], start: int, stop: int) -> bytes:
+    @property
+    def nbytes(self) -> int:
+        return sum(self._read.values())
+
+    def counted(self, file: SourceFile, fetch: Callable[[int, int], bytes], start: int, stop: int) -> bytes:
         data = fetch(start, stop)
         with self._lock:
-            self.nbytes += len(data)
+            # the head of a small file is read again with its numbers
+            self._read[file.path] = min(file.size, self._read.get(file.path, 0) + len(data))
         return data
 
 
@@ -112,7 +121,7 @@ class _SparseSource(ImportSource):
     def _sparse(self, file: SourceFile) -> SourceFile:
         if file.path not in self.by_path:
             assert file.fetch is not None
-            fetch = partial(self._transfer.counted, file.fetch)
+            fetch = partial(self._transfer.counted, file, file.fetch)
             if not self.is_local and (file.name.lower().endswith(SUFFIXES) or file.name.endswith(".json")):
                 self._ask(file, fetch)
             known = replace(file, fetch=fetch)

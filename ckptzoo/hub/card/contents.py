@@ -88,7 +88,7 @@ def origin(zoo: Zoo) -> str:
     if not names:
         return ""
     first = "This is" if len(names) == len(parts) else f"{len(names):,} of the {len(parts):,} parts of this zoo are"
-    return f"{first} a part of another zoo, {listed(list(dict.fromkeys(names)), limit=3)}, taken by `ckptzoo pull`."
+    return f"{first} a part of another zoo, {listed(list(dict.fromkeys(names)), limit=3)}."
 
 
 def ids_without_raw_weights(zoo: Zoo) -> frozenset[str]:

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from ckptzoo.console import PrintedResult
 from ckptzoo.hub.imports.opened import OpenedSource
@@ -128,6 +128,34 @@ class ImportResult(PrintedResult, JsonFields, named={"adapter": "format", "nbyte
             lines.append(f"... and {len(self.skipped) - _MAX_LISTED:,} more that were skipped")
         for line in lines:
             (print if console is None else console.print)(line)
+
+
+@dataclass
+class RunsOfPaths:
+    """The members, and the first and last steps and epochs, that paths of so many files say."""
+
+    members: set[str] = field(default_factory=set)
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    files: int = 0
+
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count a file with its rows."""
+        self.files += 1
+        for row in rows:
+            self.members.add(str(row["member"]))
+            for name in ("step", "epoch"):
+                if isinstance(time := row.get(name), int):
+                    first, last = self.ranges.get(name, (time, time))
+                    self.ranges[name] = min(first, time), max(last, time)
+
+    def __str__(self) -> str:
+        times = (
+            f"{name}s {first:,} to {last:,}" if first < last else f"{name} {first:,}"
+            for name, (first, last) in self.ranges.items()
+        )
+        return ", ".join([counted(len(self.members), "member"), *times]) + (
+            ", taken from the paths; --member and --step take others"
+        )
 
 
 def passed_over_files(

@@ -31,13 +31,14 @@ from ckptzoo.hub.imports.adapters.adapter import (
     checkpoint_id,
     identifier,
 )
+from ckptzoo.hub.imports.adapters.files import OF_A_RUN
 from ckptzoo.hub.imports.choice import AUTO, chosen_adapter
 from ckptzoo.hub.imports.exported import OWN_ARCHITECTURE, OWN_ID, OWN_MEMBER
 from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.one_network import are_surely_one
 from ckptzoo.hub.imports.opened import JUNK, OpenedSource
 from ckptzoo.hub.imports.reading import Contents, Reader, States, differences
-from ckptzoo.hub.imports.report import LEFT_OUT, ImportResult, passed_over_files
+from ckptzoo.hub.imports.report import LEFT_OUT, ImportResult, RunsOfPaths, passed_over_files
 from ckptzoo.hub.imports.same_architecture import Saved
 from ckptzoo.hub.imports.same_source import file_unit, label_of, unit_with
 from ckptzoo.hub.imports.source_lists import open_sources
@@ -207,7 +208,7 @@ def bring(
         defaults["extra"] = known
     run = (importer or Importer)(opened, chosen, zoos, defaults, split_by, skip_bad=skip_bad)
     run.run(options, progress)
-    run.note_unclear_runs()
+    run.note_runs()
     zoos.note_unused_names()
     zoos.end(run.label)
     if zoos.has_several:
@@ -331,6 +332,7 @@ class Importer:
         self._taken: set[str] = set()
         self._own_ids: set[str] = set()
         self._times: dict[str, dict[str, tuple[Any, Any]]] = {}
+        self._of_runs = RunsOfPaths()
         self.repeated: dict[str, list[str]] = {}
         self._first_ids: dict[bytes, str] = {}
         self._seen: set[str] = set()
@@ -459,9 +461,12 @@ class Importer:
                     raise states
                 self._note_left_out(states)
                 checkpoints_of_file = network_file.pick(states)
-                for note in dict.fromkeys(picked.note for picked in checkpoints_of_file if picked.note):
-                    self._note(note)
+                for note in dict.fromkeys(picked.note for picked in checkpoints_of_file):
+                    if note and note != OF_A_RUN:
+                        self._note(note)
                 new = [self._checkpoint(network_file, picked) for picked in checkpoints_of_file]
+                if any(picked.note == OF_A_RUN for picked in checkpoints_of_file):
+                    self._of_runs.add([item.row for item in new])
                 self._note_times(network_file, [item.row for item in new])
                 checkpoints += [(network_file, item) for item in new]
             except NoNetworkError as error:
@@ -530,8 +535,10 @@ class Importer:
             if time is not None and len(folder) < _MAX_LISTED:
                 folder.setdefault(row["member"], (time, row.get("seed")))
 
-    def note_unclear_runs(self) -> None:
-        """Note folders whose files are members of their own and were saved at several epochs of what may be one run."""
+    def note_runs(self) -> None:
+        """Note which members and steps paths say, and folders whose files are members of their own and were saved at several epochs of what may be one run."""
+        if self._of_runs.files:
+            self.notes[str(self._of_runs)] = self._of_runs.files
         for folder, members in self._times.items():
             times = {time for time, _ in members.values()}
             seeds = [seed for _, seed in members.values()]

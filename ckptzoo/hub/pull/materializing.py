@@ -10,7 +10,7 @@ from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.files import Folder
 from ckptzoo.format.reader import read_contents, read_documents
-from ckptzoo.hub.pull.selection import PullSelection
+from ckptzoo.hub.pull.selection import ALL, PullSelection
 from ckptzoo.hub.pull.subset import extract
 from ckptzoo.loader.selection import standing
 from ckptzoo.loader.zoo import Followed, files_at
@@ -55,7 +55,9 @@ def materialize(
 ) -> Materialized:
     """Copy the weights that a zoo refers to, or some of them, into a new zoo that holds them.
 
-    What was derived of the checkpoints is copied too. The zoo itself stays as it is.
+    What was derived of the checkpoints is copied too, with stored predictions, splits and, where all layers are
+    copied, landscape figures. Releases and marks of reproduction are statements about the zoo as it is, and stay with
+    it. The zoo itself stays as it is.
 
     Parameters
     ----------
@@ -100,5 +102,5 @@ def materialize(
         step = "It is complete as it is; ckptzoo pull copies a zoo, or a part of one."
         raise ZooError(Problem(str(path), "zoo", "one that refers to files of others", "one with its weights", step))
     root = Path(to).absolute()
-    parts, there, nbytes = extract(files, PullSelection.of(None, layers, where), root, progress)
+    parts, there, nbytes = extract(files, PullSelection.of(None, layers, where, ALL), root, progress)
     return Materialized(root, len(standing(read_contents(Folder(root)))), tuple(parts), there, nbytes)

@@ -22,6 +22,7 @@ from ckptzoo.remote.stores import FolderStore
 from ckptzoo.schema import layout
 from ckptzoo.schema.card import CARD_TOML, CARDS, Card
 from ckptzoo.schema.documents import Document
+from ckptzoo.text import shortened
 
 _FRONT_MATTER = re.compile(r"---\n.*?\n---\n", re.DOTALL)
 """The YAML at the head of a README.md; hubs read it only where the file begins with it."""
@@ -103,12 +104,13 @@ def subset_readme(
         write_if_changed(root / layout.CROISSANT, croissant(zoo, card))
     except SpecError:
         text, remark = original.decode("utf-8", "replace"), " What follows describes the whole."
-    options = [
-        f"{name} {code(', '.join(value) if isinstance(value, list) else str(value), escape=False)}"
-        for name in OPTIONS
-        if (value := selection.get(name)) is not None
-    ]
     address, revision = source
+    options = [
+        f"{name} {code(shortened(', '.join(value) if isinstance(value, list) else str(value), 200), escape=False)}"
+        for name in OPTIONS
+        # materialize copies what was predicted with everything that was derived
+        if (value := selection.get(name)) is not None and (revision or name != "predictions")
+    ]
     named = f"{code(address, escape=False)}" + (f", revision {code(revision, escape=False)}" if revision else "")
     command = "pull" if revision else "materialize"
     notice = (

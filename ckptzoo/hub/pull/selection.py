@@ -11,7 +11,7 @@ from ckptzoo.format.reader import read_contents
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.schema.documents import Document, Identity
 from ckptzoo.schema.layout import RAW
-from ckptzoo.text import Progress
+from ckptzoo.text import Progress, shortened
 
 ALL = "all"
 """Every set of predictions."""
@@ -130,7 +130,7 @@ def describe(selection: Document) -> str:
     'variants raw; where seed < 2'
     """
     options = [
-        f"{name} {', '.join(value) if isinstance(value, list) else value}"
+        f"{name} {shortened(', '.join(value) if isinstance(value, list) else value, 200)}"
         for name in OPTIONS
         if (value := selection.get(name)) is not None
     ]

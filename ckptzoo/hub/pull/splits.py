@@ -2,13 +2,18 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+
 from ckptzoo.format.durable import write_file
-from ckptzoo.format.files import Files
-from ckptzoo.format.landscapes import LandscapeFile
+from ckptzoo.format.files import Files, Folder
+from ckptzoo.format.landscapes import LandscapeFile, add_landscape, read_landscapes
+from ckptzoo.format.reader import read_contents
 from ckptzoo.format.splits import read_split, split_names
+from ckptzoo.format.tree import places_of
 from ckptzoo.schema import release as release_format
 from ckptzoo.schema import reproduction as reproduction_format
 from ckptzoo.schema.documents import Identity, digest_of
@@ -49,6 +54,33 @@ def write_landscapes(root: Path, figures: Sequence[LandscapeFile]) -> None:
     """Write landscape figures of a zoo of which all checkpoints were pulled, with the bytes that they have there."""
     for one in figures:
         _write(root / one.file, one.data, f"table of figures {one.file!r}")
+
+
+def copy_figures(root: Path, figures: Sequence[LandscapeFile], taken: Mapping[str, str]) -> None:
+    """Write landscape figures of checkpoints whose parts were written again, for those that lack them.
+
+    ``taken`` has for digests of raw parts of the zoo of the figures those of the parts in ``root`` taken from them.
+    """
+    if not figures:
+        return
+    contents = read_contents(Folder(root))
+    parts, known = contents.raw.parts, dict[str, set[str]]()
+    digests = np.repeat([part.digest for part in parts], [part.rows for part in parts])
+    for one in read_landscapes(contents.files, contents.identity):
+        known.setdefault(one.set, set()).update(one.rows["id"].to_pylist())
+    for one in figures:
+        places, listed = places_of(one.rows["id"], contents.ids), one.rows.select(["id", "unit"]).to_pylist()
+        kept = [
+            at
+            for at, (place, row) in enumerate(zip(places.tolist(), listed, strict=True))
+            if place >= 0 and taken.get(row["unit"]) == digests[place] and row["id"] not in known.get(one.set, ())
+        ]
+        if kept:
+            rows = one.rows.take(pa.array(kept, pa.int64()))
+            units = pa.array(digests[places[kept]].tolist(), pa.string())
+            rows = rows.set_column(rows.schema.get_field_index("unit"), "unit", units)
+            own = ("format", "version", "kind", "zoo", "seal")
+            add_landscape(root, rows, {name: value for name, value in one.facts.items() if name not in own})
 
 
 def _write(path: Path, data: bytes, name: str) -> None:

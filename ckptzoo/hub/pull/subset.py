@@ -17,6 +17,7 @@ from ckptzoo.format.checks import variant_dtype
 from ckptzoo.format.digests import check_part
 from ckptzoo.format.durable import write_file
 from ckptzoo.format.files import Folder
+from ckptzoo.format.landscapes import read_landscapes
 from ckptzoo.format.part import Part, PartWriter
 from ckptzoo.format.predictions import DTYPE, LOGITS
 from ckptzoo.format.reader import read_contents
@@ -31,7 +32,7 @@ from ckptzoo.hub.pull.destination import (
 )
 from ckptzoo.hub.pull.page import read_card_files, read_existing, write_card_files
 from ckptzoo.hub.pull.selection import ProgressMeter, PullSelection, refuse_references
-from ckptzoo.hub.pull.splits import read_splits, write_splits
+from ckptzoo.hub.pull.splits import copy_figures, read_splits, write_splits
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.selection import left_out, standing
 from ckptzoo.loader.zoo import Zoo
@@ -68,6 +69,8 @@ def extract(
         identity = replace(identity, references=False)
     zoo_document = seal(identity.to_json())
     card_files, splits = read_card_files(files), read_splits(files, zoo.contents.identity)
+    # a network of some layers has no loss
+    figures = read_landscapes(files, zoo.contents.identity) if writer.has_all_tensors else ()
     documents[layout.ZOO] = zoo_document  # last, because the folder is a zoo from then on
     stored_selection = {**selection.to_json(), "zoo": digest_of(zoo.contents.identity.to_json())}
     with locked_destination(root, zoo_document, stored_selection, partial=True) as destination:
@@ -106,6 +109,8 @@ def extract(
                     blocks.clear()
             if len(retractions := pulled.missing_retractions(zoo.contents.retracted)):
                 written.append(write_retractions(retractions, root, check_rows=pulled.add).path)
+            taken = {source: part.digest for (tree, source), part in pulled.sources.items() if tree == layout.PARTS}
+            copy_figures(root, figures, taken)
             write_card_files(files, card_files, root, selection, checkpoints=len(zoo))
         destination.remove_temporary()
     fetched = sum(group_bytes) if blocks is None else blocks.fetched

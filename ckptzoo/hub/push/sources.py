@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pyarrow as pa
@@ -122,8 +123,8 @@ def _require_public(files: Folder, trees: Mapping[str, Tree], arch: Architecture
     if got:
         expected = "a zoo that holds its weights, or refers to https:// and hf://"
         step = (
-            f"Copy the weights into a zoo with ckptzoo materialize {root.name} --to NEWZOO, and push that; or, where "
-            "the same files are on a hub or a web server that all can read, link them there with ckptzoo link SOURCE "
+            f"Copy the weights into a zoo with ckptzoo materialize {quote(str(root))} --to NEWZOO, and push that; or, "
+            "where the same files are on a hub or a web server that all can read, link them there with ckptzoo link SOURCE "
             "--to NEWZOO."
         )
         raise ZooError(Problem(str(root), "a zoo to publish", expected, got, step))

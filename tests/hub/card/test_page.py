@@ -239,7 +239,7 @@ def test_a_part_of_a_zoo_says_so_and_what_it_lacks(tmp_path: Path, whole: bool) 
     derive(zoo_of(tmp_path / "zoo", (3, 2)), gauge="canonical", certify="none")
     pull(str(tmp_path / "zoo"), tmp_path / "part", variants=["canonical"], layers=None if whole else ["fc"])
     text = write(tmp_path / "part").text
-    assert "This is a part of another zoo, `zoo`, taken by `ckptzoo pull`." in text
+    assert "This is a part of another zoo, `zoo`." in text
     assert "; raw weights are not held |" in text and " a checkpoint" not in text.split("\n## ")[0]
     assert "Raw weights are not held here; `raw` are those as trained." in sections(text)["Variants"]
     program = text.split("```python\n")[1].split("```")[0].replace("path/to/zoo", str(tmp_path / "part"))

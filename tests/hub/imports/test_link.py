@@ -23,6 +23,7 @@ from safetensors.numpy import save_file
 from torch.utils.data import DataLoader
 
 import ckptzoo
+from ckptzoo.derive import landscape, predict
 from ckptzoo.errors import ZooError
 from ckptzoo.format.digests import reference_summary
 from ckptzoo.format.header import numpy_dtype
@@ -524,3 +525,43 @@ def test_what_is_made_of_a_zoo_is_what_is_made_of_a_copy(tmp_path: Path) -> None
     ckptzoo.materialize(tmp_path / "a/zoo", tmp_path / "c/zoo", where="seed is None or seed >= 0")
     part = ckptzoo.open(tmp_path / "c/zoo")
     assert part["fc.weight", "first-weight"][:].tobytes() == held["fc.weight", "first-weight"][:].tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
+def test_a_copy_has_what_was_derived_of_its_checkpoints(tmp_path: Path) -> None:
+    """Predictions, figures and splits, whole, of some checkpoints and of some layers; again after a retraction."""
+    inputs = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+    for seed in range(3):
+        draw = np.random.default_rng(seed)
+        shapes = {"fc1.weight": (16, 8), "fc1.bias": (16,), "fc2.weight": (3, 16), "fc2.bias": (3,)}
+        nets = {step: {name: draw.standard_normal(s).astype("f4") for name, s in shapes.items()} for step in (1, 2)}
+        for step, net in nets.items():
+            path = tmp_path / f"runs/seed{seed}/step{step}.safetensors"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_file(net, path)
+    link_zoo(tmp_path / "runs", tmp_path / "zoo", arch="mlp-8-16-3", license="MIT")
+    predict(tmp_path / "zoo", inputs, set="toy/test")
+    landscape(tmp_path / "zoo", inputs, np.arange(6) % 3, set="toy/train", where="step == 2")
+    ckptzoo.make_split(tmp_path / "zoo", "halves", {"train": 0.5, "test": 0.5})
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    chosen = zoo.ids[::-2]
+    kinds: list[dict[str, Any]] = [{}, {"where": {"id": chosen}}, {"where": "step == 1"}, {"layers": "fc1"}]
+    for number, options in enumerate(kinds):
+        for _ in range(2):
+            ckptzoo.materialize(tmp_path / "zoo", tmp_path / f"copy{number}", **options)
+            assert ckptzoo.verify(tmp_path / f"copy{number}") == []
+        if number == 0:
+            ckptzoo.retract(tmp_path / "zoo", [chosen[0]], reason="Trained on the test set.")
+    for number, options in enumerate(kinds):
+        copied = ckptzoo.open(tmp_path / f"copy{number}")
+        same = zoo.where({"id": copied.ids})
+        assert copied.splits == ("halves",) and len(copied) == len(same)
+        expected, got = (each.sorted("id").predictions("toy/test").logits[:] for each in (same, copied))
+        assert expected.tobytes() == got.tobytes()
+        files = list((tmp_path / f"copy{number}").glob("landscape/*"))
+        assert len(files) == (number < 2)
+        if files:
+            assert copied.sorted("id").landscape().equals(same.sorted("id").landscape())
+        readme = (tmp_path / f"copy{number}/README.md").read_text()
+        assert all(len(line) < 1000 for line in readme.splitlines()) and "predictions `all`" not in readme

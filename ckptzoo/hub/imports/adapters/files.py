@@ -52,7 +52,8 @@ from ckptzoo.hub.untrusted.runs import (
 )
 from ckptzoo.hub.untrusted.siblings import said_of_file
 
-_OF_A_RUN = "taken by its name for one of several checkpoints of a run; --member and --step say otherwise"
+OF_A_RUN = "one of several checkpoints of a run, by its path"
+"""A note of a checkpoint whose path says which run it belongs to; the report says how many members and which steps."""
 
 
 class CheckpointFiles:
@@ -267,7 +268,7 @@ def _with_runs(picked: Sequence[Picked], run: Run, member: str, source: str | No
         if "method" in row:
             row["mode"] = f"{member}/{row['mode']}" if "mode" in row else member
         row["member"] = name
-        with_runs.append(replace(item.picked, row=row, note=item.picked.note or (_OF_A_RUN if run.is_part else "")))
+        with_runs.append(replace(item.picked, row=row, note=item.picked.note or (OF_A_RUN if run.is_part else "")))
     return with_runs
 
 

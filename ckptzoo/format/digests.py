@@ -41,9 +41,9 @@ class ReferenceSummary:
 
     def __str__(self) -> str:
         of = f"{self.files:,} files" if self.files != 1 else "one file"
-        checked = f"{self.unchecked:,} of {self.blocks:,} blocks were never checked" if self.unchecked else ""
+        checked = f"{self.unchecked:,} of {self.blocks:,} blocks have no digest yet" if self.unchecked else ""
         return (
-            f"{size(self.nbytes)} of weights in {of} of others; {checked or f'all {self.blocks:,} blocks were checked'}"
+            f"{size(self.nbytes)} of weights in {of} of others; {checked or f'all {self.blocks:,} blocks have digests'}"
         )
 
 

@@ -536,7 +536,9 @@ class Importer:
                 folder.setdefault(row["member"], (time, row.get("seed")))
 
     def note_runs(self) -> None:
-        """Note which members and steps paths say, and folders whose files are members of their own and were saved at several epochs of what may be one run."""
+        """Note which members and steps paths say; and folders whose files are members of their own and were saved at
+        several epochs of what may be one run.
+        """
         if self._of_runs.files:
             self.notes[str(self._of_runs)] = self._of_runs.files
         for folder, members in self._times.items():

@@ -124,8 +124,8 @@ def _require_public(files: Folder, trees: Mapping[str, Tree], arch: Architecture
         expected = "a zoo that holds its weights, or refers to https:// and hf://"
         step = (
             f"Copy the weights into a zoo with ckptzoo materialize {quote(str(root))} --to NEWZOO, and push that; or, "
-            "where the same files are on a hub or a web server that all can read, link them there with ckptzoo link SOURCE "
-            "--to NEWZOO."
+            "where the same files are on a hub or a web server that all can read, link them there with ckptzoo link "
+            "SOURCE --to NEWZOO."
         )
         raise ZooError(Problem(str(root), "a zoo to publish", expected, got, step))
 

@@ -553,7 +553,7 @@ def test_a_copy_has_what_was_derived_of_its_checkpoints(tmp_path: Path) -> None:
             assert ckptzoo.verify(tmp_path / f"copy{number}") == []
         if number == 0:
             ckptzoo.retract(tmp_path / "zoo", [chosen[0]], reason="Trained on the test set.")
-    for number, options in enumerate(kinds):
+    for number in range(len(kinds)):
         copied = ckptzoo.open(tmp_path / f"copy{number}")
         same = zoo.where({"id": copied.ids})
         assert copied.splits == ("halves",) and len(copied) == len(same)

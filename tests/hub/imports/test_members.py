@@ -225,6 +225,14 @@ def test_patterns_and_columns_say_members_and_steps(tmp_path: Path, capsys: pyte
     assert "--member: expected what 'y' finds, got nothing" in capsys.readouterr().err
 
 
+def test_members_and_steps_of_paths_are_said(tmp_path: Path) -> None:
+    for number, path in enumerate(("run1/step200", "run1/step1000", "run2/epoch3", "alone")):
+        save(tmp_path / "nets" / f"{path}.pt", {"net": network(number)})
+    done = import_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
+    text = "2 members, steps 200 to 1,000, epoch 3, taken from the paths; --member and --step take others"
+    assert done.notes == {text: 3}
+
+
 def test_files_that_may_be_one_run_are_said(tmp_path: Path) -> None:
     for number in range(3):
         save(tmp_path / "nets" / f"{number}.pt", {"net": network(number), "epoch": number + 5})

@@ -2,6 +2,7 @@
 
 import doctest
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from importlib import util
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import ckptzoo
 from ckptzoo import archs
@@ -106,6 +108,10 @@ CAUSES: dict[str, Callable[[], object] | Arguments] = {
     "expected its files on this machine, got no folder to look in": ("predict", CARD, "mnist/test"),
     "parameters: expected the same shapes": ("mmd", "zoos/mine", CARD),
     "sha256 of the whole file: expected": verify_damaged,
+    "that was linked on this machine, got none": lambda: ckptzoo.open("zoos/moved")["w"][:],
+    "Restore the file that was linked": lambda: ckptzoo.open("zoos/linked")["w"][:],
+    "got one that refers to files of this machine": ("push", "zoos/linked", "lab/linked"),
+    "expected a zoo's folder, got nothing": ("verify", "lab/final"),
     "zoo.json: expected that of the zoo to pull, got that of another": ("pull", CARD, "-o", "zoos/mine"),
     "expected a token, got none": push_without_token,
     "expected an answer, got ConnectError": lambda: ckptzoo.push("zoos/mine", "org/zoo", endpoint=NOBODY),
@@ -131,6 +137,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("mine", "damaged"):
         with ckptzoo.create(folder / "zoos" / name, arch=ARCH, symmetry=archs.symmetry("mlp-4-3-2")) as writer:
             writer.add(weights, row)
+    linked = folder / "runs/seed0/step100.safetensors"
+    linked.parent.mkdir(parents=True)
+    save_file({"w": np.zeros(2, np.float32)}, linked)
+    ckptzoo.link_zoo(folder / "runs", folder / "zoos/linked", license="mit")
+    shutil.copytree(folder / "zoos/linked", folder / "zoos/moved")
+    save_file({"w": np.ones(2, np.float32)}, linked)
     (folder / "net.pt").touch()
     (folder / "contribution.toml").write_text('contributor = "Ada"\n')
     return folder

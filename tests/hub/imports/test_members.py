@@ -226,10 +226,10 @@ def test_patterns_and_columns_say_members_and_steps(tmp_path: Path, capsys: pyte
 
 
 def test_members_and_steps_of_paths_are_said(tmp_path: Path) -> None:
-    for number, path in enumerate(("run1/step200", "run1/step1000", "run2/epoch3", "alone")):
+    for number, path in enumerate(("run1/step200", "run1/step1000", "run2/step3", "alone")):
         save(tmp_path / "nets" / f"{path}.pt", {"net": network(number)})
     done = import_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
-    text = "2 members, steps 200 to 1,000, epoch 3, taken from the paths; --member and --step take others"
+    text = "2 members, steps 3 to 1,000, taken from the paths; --member and --step take others"
     assert done.notes == {text: 3}
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from numpy.typing import NDArray
@@ -80,7 +81,7 @@ def declare_step(contents: Contents, lacking: str = "") -> str:
     ``lacking`` describes what the call lacked, in words that go before the command.
     """
     folder = contents.files.here or "FOLDER"
-    command = f"ckptzoo derive {folder} {_options(contents)}, which traces your network"
+    command = f"ckptzoo derive {quote(str(folder))} {_options(contents)}, which traces your network"
     traced = f"{lacking}: {command}" if lacking else f"Run {command}"
     path = contents.files.name if contents.files.here is None else str(contents.files.here)
     way = f"{traced}; or declare one with"

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 
 import ckptzoo
 from ckptzoo.checks import NOTE, OK, PROBLEM, Check
@@ -34,14 +35,14 @@ def checks(address: str) -> Iterator[Check]:
             warnings.simplefilter("always")
             zoo = ckptzoo.open(address)
     except ZooError as error:
-        step = f"ckptzoo verify {address} lists what is damaged." if isinstance(error, IntegrityError) else ""
+        step = f"ckptzoo verify {quote(address)} lists what is damaged." if isinstance(error, IntegrityError) else ""
         yield Check("zoo", PROBLEM, str(error), step if Path(address).is_dir() else "")
         return
     contents = zoo.contents
     try:
         _read_rows(contents.raw)
     except ZooError as error:
-        yield Check("zoo", PROBLEM, str(error), f"ckptzoo verify {address} lists what is damaged.")
+        yield Check("zoo", PROBLEM, str(error), f"ckptzoo verify {quote(address)} lists what is damaged.")
         return
     detail = f"{zoo.name}: {counted(len(zoo), 'checkpoint')} of {zoo.arch.name}"
     yield Check(
@@ -72,7 +73,7 @@ def _snapshot(contents: Contents, command: str) -> Check:
     files, used = contents.files, contents.snapshot
     parts = len(contents.raw.parts) + sum(map(len, contents.derived_parts.values()))
     names = snapshot.listed(files)
-    step = f"ckptzoo compact {command}"
+    step = f"ckptzoo compact {quote(command)}"
     if names and (used is None or not used.location.endswith(names[0])):
         detail = f"{names[0]} cannot be used: damaged, or of parts that are not there"
         return Check("snapshot", PROBLEM, detail, f"Remove it, and run {step}.")
@@ -102,7 +103,7 @@ def _derived(contents: Contents, name: str, command: str) -> Iterator[Check]:
         tree = contents.derived(name)
         _read_rows(tree)
     except ZooError as error:
-        yield Check(title, PROBLEM, str(error), f"ckptzoo verify {command} lists what is damaged.")
+        yield Check(title, PROBLEM, str(error), f"ckptzoo verify {quote(command)} lists what is damaged.")
         return
     count, total = len(tree.rows), len(contents.raw.rows)
     if count < total:
@@ -133,7 +134,9 @@ def _block(contents: Contents, command: str) -> Check:
             try:
                 contents.files.spans([span])
             except ZooError as error:
-                return Check("one block", PROBLEM, str(error), f"ckptzoo verify {command} lists all that is damaged.")
+                return Check(
+                    "one block", PROBLEM, str(error), f"ckptzoo verify {quote(command)} lists all that is damaged."
+                )
             what = f"{size(span.stop - span.start)} of {tensor} in {span.name}"
             return Check("one block", OK, f"{what} are what they were")
     return Check("one block", OK, "none: there are no weights")
@@ -147,7 +150,7 @@ def _file(contents: Contents, command: str) -> Check:
         pieces, offsets = contents.references.places(name)
         contents.referenced_files.read([int(pieces[-1])], [int(offsets[-1])], nbytes, memoryview(bytearray(nbytes)))
     except ZooError as error:
-        return Check("one file", PROBLEM, str(error), f"ckptzoo verify {command} lists all that changed.")
+        return Check("one file", PROBLEM, str(error), f"ckptzoo verify {quote(command)} lists all that changed.")
     return Check("one file", OK, f"{size(nbytes)} of {name} in {contents.referenced_files.location(int(pieces[-1]))}")
 
 

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ckptzoo.errors import IntegrityError, Problem
@@ -51,6 +52,11 @@ class Files(Protocol):
     def spans(self, wanted: Sequence[Span]) -> list[bytes]:
         """Pieces of files; one with another digest is an IntegrityError."""
         ...
+
+
+def typed(files: Files) -> str:
+    """What a person types in a shell to name a zoo: its folder, or its address without the hub, which messages name."""
+    return quote(files.name.partition(" at http")[0] if files.here is None else str(files.here))
 
 
 class Folder:

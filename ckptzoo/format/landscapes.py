@@ -6,6 +6,7 @@ A file is a sealed table, ``landscape/<16 digits of its seal>.parquet``. Earlier
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 import pyarrow as pa
@@ -77,7 +78,7 @@ def figures_of(files: Files, identity: Identity, ids: pa.ChunkedArray, name: str
         if sets:
             step = f"Name one of them: {', '.join(sets)}."
         else:
-            step = f"Run ckptzoo landscape {files.here or 'FOLDER'}, which measures and stores them."
+            step = f"Run ckptzoo landscape {quote(str(files.here or 'FOLDER'))}, which measures and stores them."
         raise ZooError(Problem(location, what, "one", f"{len(sets)}", step))
     if name is not None and name not in sets:
         raise UnknownNameError(files.name, "set of landscape figures", name, sets)

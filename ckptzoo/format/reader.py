@@ -17,7 +17,7 @@ from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
 from ckptzoo.format import limits as bounds
 from ckptzoo.format import snapshot, table
 from ckptzoo.format.checks import RowLimits, geometry_problems, require_bytes, row_limits
-from ckptzoo.format.files import Files
+from ckptzoo.format.files import Files, typed
 from ckptzoo.format.part import Part, decode_index, kind_of, read_columns, require_room
 from ckptzoo.format.referenced_files import ReferencedFiles
 from ckptzoo.format.references import References, require_references
@@ -97,7 +97,7 @@ class Contents:
         Raises ``ZooError`` if it is not on this machine.
         """
         if self.files.here is None:
-            step = f"Fetch it first: ckptzoo pull {self.files.name} -o FOLDER."
+            step = f"Fetch it first: ckptzoo pull {typed(self.files)} -o FOLDER."
             expected, got = "a folder on this machine", "one on another machine"
             raise ZooError(Problem(self.files.name, "the zoo", expected, got, step))
         return self.files.here

@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from shlex import quote
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -391,8 +392,8 @@ def require_kind(identity: Identity, location: str, *, references: bool) -> None
     if identity.references == references:
         return
     expected, got = "a zoo that holds its weights", "one that refers to files of others"
-    step = f"Add files to it with ckptzoo link SOURCE --to {location}, or name another folder."
+    step = f"Add files to it with ckptzoo link SOURCE --to {quote(location)}, or name another folder."
     if references:
         expected, got = got, expected
-        step = f"Add files to it with ckptzoo import SOURCE --to {location}, or name another folder."
+        step = f"Add files to it with ckptzoo import SOURCE --to {quote(location)}, or name another folder."
     raise SpecError(Problem(location, "zoo", expected, got, step))

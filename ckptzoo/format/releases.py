@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from shlex import quote
 
 from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
 from ckptzoo.format import durable
@@ -42,7 +43,11 @@ def read_release(files: Files, name: str, identity: Identity) -> Release:
     if known and name == STABLE:
         return read_releases(files, identity)[-1]
     if name not in known:
-        step = None if known else f"Make one: ckptzoo release {files.here or 'ZOO'} NAME. zoo.revision is a digest."
+        step = (
+            None
+            if known
+            else f"Make one: ckptzoo release {quote(str(files.here or 'ZOO'))} NAME. zoo.revision is a digest."
+        )
         raise UnknownNameError(files.name, "release", name, (*known, STABLE) if known else (), step)
     return _checked(files, name, files.read(layout.release_file(name), max_bytes=MAX_BYTES), identity)
 

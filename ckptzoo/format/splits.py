@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -52,7 +53,7 @@ def read_split(files: Files, name: str, identity: Identity) -> Split:
     of another zoo or another split.
     """
     if name not in (known := split_names(files)):
-        step = None if known else f"Make one: ckptzoo splits make {files.here or 'ZOO'} main."
+        step = None if known else f"Make one: ckptzoo splits make {quote(str(files.here or 'ZOO'))} main."
         raise UnknownNameError(files.name, "split", name, known, step)
     location = f"{files.name}/{layout.split_file(name)}"
     split, zoo = decode(files.read(layout.split_file(name)), location=location), digest_of(identity.to_json())

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
+from shlex import quote
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -196,10 +197,13 @@ class Selection:
         unknown = sum(run["finite"].null_count for _, run in self.runs(["finite"]))
         if unknown:
             got = f"none for {unknown:,} of {len(self.rows):,}, whose weights were not read yet"
-            step = (
-                f"Run ckptzoo verify {self.contents.files.here or self.name}, which reads all of them once; "
-                "or write finite is None or finite."
+            here = self.contents.files.here
+            run = (
+                "Pull the zoo, and run ckptzoo verify FOLDER"
+                if here is None
+                else f"Run ckptzoo verify {quote(str(here))}"
             )
+            step = f"{run}, which reads all of them once; or write finite is None or finite."
             raise ZooError(Problem(self.name, "column 'finite'", "a value of each checkpoint", got, step))
 
     def absent_column(self, name: str) -> UnknownNameError:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any, ClassVar
 
 import numpy as np
@@ -178,7 +179,7 @@ def landscape(
     columns_of = {name: filled_with(rows[name], np.nan) for name in rows.column_names[1:]}
     known = np.flatnonzero(np.isfinite(columns_of["hessian_top"]))
     if not len(known):
-        step = f"Run ckptzoo landscape {zoo.contents.files.here or 'FOLDER'}."
+        step = f"Run ckptzoo landscape {quote(str(zoo.contents.files.here or 'FOLDER'))}."
         raise ZooError(Problem(zoo.name, "members with figures", "at least one that is finite", "none", step))
     members = usable.take(known)
     joining = None

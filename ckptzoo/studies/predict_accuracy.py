@@ -6,7 +6,6 @@ statistics of section 3.2.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from shlex import quote
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from ckptzoo import symmetry
 from ckptzoo.arguments import Count, Seed, Size, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, UnknownNameError, ZooError, require
+from ckptzoo.format.files import typed
 from ckptzoo.format.splits import members_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
@@ -264,7 +264,7 @@ def _permuted(zoo: Zoo, copies: int, seed: int) -> list[Values]:
 
 
 def _listed(zoo: Zoo) -> str:
-    return f"ckptzoo info {quote(zoo.address)} lists the columns."
+    return f"ckptzoo info {typed(zoo.contents.files)} lists the columns."
 
 
 def _with_target(zoo: Zoo, target: str) -> tuple[Zoo, Values]:

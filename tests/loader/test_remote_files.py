@@ -118,7 +118,7 @@ def test_a_zoo_on_a_hub_is_the_same_as_its_folder(server, tmp_path):
         for name, stack in near.group_element(variant).items():
             assert np.asarray(far.group_element(variant)[name]).tobytes() == np.asarray(stack).tobytes()
         assert far.variant_metadata(variant).equals(near.variant_metadata(variant))
-    with pytest.raises(ZooError, match=r"expected a folder on this machine.*ckptzoo pull"):
+    with pytest.raises(ZooError, match=r"expected a folder on this machine.*ckptzoo pull \S+ -o FOLDER"):
         _ = far.path
 
 

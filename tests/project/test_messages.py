@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -133,6 +134,25 @@ def test_commands_that_messages_suggest_are_taken_as_they_are_printed() -> None:
                     wrong.append(f"{path.relative_to(ROOT)}: {name} {arguments}: {error}")
     assert not wrong, "\n".join(wrong)
     assert found > 30
+
+
+def test_places_of_zoos_in_suggested_commands_can_be_pasted() -> None:
+    """Into a shell: as folder or address, quoted, and not by the name alone."""
+    wrong = list[str]()
+    for path in PACKAGE.rglob("*.py"):
+        content = path.read_text()
+        if not re.search(r"ckptzoo [a-z]+ .*\{", content):
+            continue
+        for node in ast.walk(ast.parse(content)):
+            items = node.values if isinstance(node, ast.JoinedStr) else []
+            for before, item in itertools.pairwise(items):
+                shown = ast.unparse(item.value) if isinstance(item, ast.FormattedValue) else ""
+                is_command = re.search(r"ckptzoo (?!zoo )[a-z -]+(?:[A-Z]+ --to )?$", str(getattr(before, "value", "")))
+                # a repository of a hub is known there by its name
+                is_place = re.search(r"(?<!repository)\.(name|address|here|path|root|folder)\b", shown)
+                if is_command and is_place and not shown.startswith(("quote(", "typed(")):
+                    wrong.append(f"{path.relative_to(ROOT)}:{item.lineno}: {shown}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_commands_of_the_catalogue_are_taken_as_they_are_printed(

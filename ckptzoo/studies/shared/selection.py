@@ -105,7 +105,8 @@ def table_of(zoo: Zoo, variant: str) -> Symmetry:
     if variant not in derived and variant not in GAUGES:
         raise UnknownNameError(zoo.name, "variant", variant, list(dict.fromkeys([*derived, *GAUGES])))
     folder = zoo.contents.files.here
-    command = f"{'Run' if folder else 'Pull the zoo, then run'} ckptzoo derive {folder or 'FOLDER'} --gauge {variant}."
+    where = quote(str(folder or "FOLDER"))
+    command = f"{'Run' if folder else 'Pull the zoo, then run'} ckptzoo derive {where} --gauge {variant}."
     if zoo.symmetry is None:
         # derive takes the table of a registered architecture by itself; others have to be declared first
         step = command if archs.known(zoo.arch.forward) else declare_step(zoo.contents)

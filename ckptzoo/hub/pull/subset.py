@@ -69,8 +69,9 @@ def extract(
         identity = replace(identity, references=False)
     zoo_document = seal(identity.to_json())
     card_files, splits = read_card_files(files), read_splits(files, zoo.contents.identity)
-    # a network of some layers has no loss
-    figures = read_landscapes(files, zoo.contents.identity) if writer.has_all_tensors else ()
+    # a copy of weights that lie elsewhere keeps the figures, unless layers are left out, without which there is no loss
+    is_copy = zoo.contents.identity.references and writer.has_all_tensors
+    figures = read_landscapes(files, zoo.contents.identity) if is_copy else ()
     documents[layout.ZOO] = zoo_document  # last, because the folder is a zoo from then on
     stored_selection = {**selection.to_json(), "zoo": digest_of(zoo.contents.identity.to_json())}
     with locked_destination(root, zoo_document, stored_selection, partial=True) as destination:

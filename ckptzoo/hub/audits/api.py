@@ -46,7 +46,8 @@ class Audit(PrintedResult, JsonFields):
     passed_over
         files that were not looked into, each with the reason.
     bytes_read, bytes_stored
-        what was read of files, each byte of a file once, and the size of those that hold checkpoints; 0 for zoos.
+        what was read of files, of each at most as many bytes as it has, and the size of those that hold checkpoints;
+        0 for zoos.
     """
 
     sources: Sequence[str]

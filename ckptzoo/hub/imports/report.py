@@ -142,7 +142,7 @@ class RunsOfPaths:
         """Count a file with its rows."""
         self.files += 1
         for row in rows:
-            self.members.add(str(row["member"]))
+            self.members.add(str(row.get("member", "")))
             for name in ("step", "epoch"):
                 if isinstance(time := row.get(name), int):
                     first, last = self.ranges.get(name, (time, time))

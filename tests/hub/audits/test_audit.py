@@ -154,13 +154,18 @@ def test_zoos_are_audited_by_their_rows(tmp_path: Path) -> None:
     assert found(tmp_path / "zoo") == found(tmp_path / "runs") == [("order", (100, 600))]
 
 
-def test_reading_everything_finds_nan_anywhere(tmp_path: Path) -> None:
+def test_reading_everything_finds_nan_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     states = walk(0, 6, (200, 100))
     states[3]["layers.2.weight"] = states[3]["layers.2.weight"].copy()
     states[3]["layers.2.weight"][-1, -1] = np.inf
     folder = written(tmp_path / "runs", states)
     assert found(folder) == []
-    assert found(folder, everything=True) == [("nonfinite", (300,))]
+    result = audit(folder, everything=True)
+    assert [(item.kind, tuple(item.steps)) for item in result.findings] == [("nonfinite", (300,))]
+    # small files are read more than once
+    assert 0 < result.bytes_read <= result.bytes_stored
+    result.print()
+    assert f"nonfinite: {result.findings[0].next_step}" in " ".join(capsys.readouterr().out.split())
 
 
 def test_less_than_a_hundredth_of_large_files_is_read(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def make(
 ) -> None:
     """Split a zoo's members by their hashes.
 
-    All checkpoints of a member are in one part, and no member moves when the zoo grows. zoo.split("main", "train") reads
-    a part in Python.
+    All checkpoints of a member are in one part, and no member moves when the zoo grows. In Python zoo.split("main",
+    "train") reads a part.
     """
     import ckptzoo
 

@@ -39,7 +39,7 @@ def make(
 ) -> None:
     """Split a zoo's members by their hashes.
 
-    All checkpoints of a member are in one part, and nobody moves when the zoo grows. zoo.split("main", "train") reads
+    All checkpoints of a member are in one part, and no member moves when the zoo grows. zoo.split("main", "train") reads
     a part in Python.
     """
     import ckptzoo

@@ -19,6 +19,7 @@ from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.checks import MAX_PROBLEMS
 from ckptzoo.format.maintenance import add_rows
 from ckptzoo.format.reader import Contents
+from ckptzoo.format.referenced_files import ReferencedFiles
 from ckptzoo.schema import layout
 from ckptzoo.text import size
 
@@ -116,6 +117,21 @@ def check_part(
         with suppress(OSError):
             add_rows(contents.root, layout.DIGESTS, new, {})
     return CheckedPart(problems, finite)
+
+
+def has_known_digests(contents: Contents, files: ReferencedFiles, piece: int) -> bool:
+    """Read the blocks of a reference by ``files``; whether all have the digests that are known of their checkpoint."""
+    references, row = contents.references, int(contents.references.rows[piece])
+    (name,) = contents.raw.rows.take(["id"], np.array([row]))["id"].to_pylist()
+    if (known := contents.block_digests.get(name)) is None:
+        return False
+    layouts = {
+        at: references.layouts[references.kinds[at][1]] for at in np.flatnonzero(references.rows == row).tolist()
+    }
+    before = sum(len(item.blocks(contents.architecture)) for at, item in layouts.items() if at < piece)
+    blocks = layouts[piece].blocks(contents.architecture)
+    found = "".join(digest.hex() for digest, _ in files.blocks(piece, blocks))
+    return found == known[64 * before :][: 64 * len(blocks)]
 
 
 class _FoundBlock(NamedTuple):

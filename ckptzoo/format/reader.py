@@ -22,7 +22,7 @@ from ckptzoo.format.part import Part, decode_index, kind_of, read_columns, requi
 from ckptzoo.format.referenced_files import ReferencedFiles
 from ckptzoo.format.references import References, require_references
 from ckptzoo.format.snapshot import Snapshot
-from ckptzoo.format.sources import followed, followed_servers
+from ckptzoo.format.sources import followed, followed_servers, remembered_files
 from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Read, Tree, empty_tree, places_of, selected
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema import layout
@@ -153,7 +153,8 @@ class Contents:
         follow, names = getattr(self.files, "follow", None), self.references.sources
         folders = followed(self.files.here, follow, names)
         servers = followed_servers(self.files.here, follow, names, getattr(self.files, "hub", (None, None)))
-        return ReferencedFiles(self.references, folders, str(self.files.here or self.files.name), servers)
+        accepted = remembered_files(self.files.here)
+        return ReferencedFiles(self.references, folders, str(self.files.here or self.files.name), servers, accepted)
 
     @cached_property
     def block_digests(self) -> dict[str, str]:

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,7 +29,11 @@ _KNOWN_HEADERS = 4096
 """The number of headers that are known to fit their layouts, of each opened zoo."""
 _KEPT_HEADER = 2**20
 """The number of bytes up to which the last header of a layout is kept."""
-_CHANGED = "Restore the file that was linked, or link what is there now into a new zoo."
+_CHANGED = (
+    "Restore the file that was linked, with its time (cp -p); or run ckptzoo link of its source again, which takes a "
+    "file whose weights have the digests that ckptzoo verify recorded; or leave its checkpoints out, by "
+    "where(\"id != '...'\"), or link what is there now into a new zoo."
+)
 _PREFETCHED = 128 * 2**20
 """Bytes up to which what is read next, or headers that are compared, are fetched at once."""
 _HEADERS_AT_ONCE = 1024
@@ -40,6 +45,7 @@ class ReferencedFiles:
 
     ``folders`` has for each source the folder on this machine, or the file that the source is; ``servers`` say how
     those on other machines are read; ``zoo`` is for messages. Sources that are in neither are not followed.
+    ``accepted`` are the inode and time of files that were found to hold what was linked, by source and path.
     """
 
     def __init__(
@@ -48,9 +54,10 @@ class ReferencedFiles:
         folders: Mapping[str, Path],
         zoo: str,
         servers: Mapping[str, Servers] | None = None,
+        accepted: Mapping[tuple[str, str], tuple[int, int]] | None = None,
     ) -> None:
         self.references, self._folders, self._zoo = references, dict(folders), zoo
-        self._servers = dict(servers or {})
+        self._servers, self._accepted = dict(servers or {}), dict(accepted or {})
         self._readers = dict[Servers, RangeReader]()
         self._added, self._checked = set[int](), set[int]()
         # headers that fit their layouts, and for each layout the last one with its digest: most files have the same
@@ -307,18 +314,21 @@ class ReferencedFiles:
 
     def _require_same(self, status: os.stat_result, piece: int) -> None:
         """Raise IntegrityError where a file is not the one that was linked, by what the system says of it."""
-        _, _, size, inode, mtime = self.references.facts[piece]
-        if status.st_size == size and status.st_mtime_ns == mtime and inode_of(status) == inode:
-            if stat.S_ISREG(status.st_mode):
-                return
+        if not stat.S_ISREG(status.st_mode):
             self._changed(piece, "kind", "a regular file", "another")
-        for what, expected, got in (
-            ("size", size, status.st_size),
-            ("modification time in ns", mtime, status.st_mtime_ns),
-            ("inode", inode, inode_of(status)),
-        ):
-            if expected != got:
-                self._changed(piece, what, str(expected), str(got))
+        if self.references.is_same(piece, status):
+            return
+        _, _, size, _, mtime = self.references.facts[piece]
+        if status.st_size != size:
+            self._changed(piece, "size", f"{size} bytes, as when it was linked", f"{status.st_size}")
+        place = self.references.kinds[piece][0], self.references.paths[piece]
+        if self._accepted.get(place) == (inode_of(status), status.st_mtime_ns):
+            return
+        if status.st_mtime_ns != mtime:
+            expected = f"{_moment(mtime)}, as when it was linked"
+            self._changed(piece, "modification time", expected, f"{_moment(status.st_mtime_ns)}: it was changed since")
+        got = "another inode, and a time in whole seconds or of another file, which does not tell"
+        self._changed(piece, "file", "the one that was linked", got)
 
     def _check_header(self, file: int, piece: int) -> None:
         """Raise IntegrityError where the header is another than when the file was linked, or contradicts its layout."""
@@ -412,6 +422,12 @@ class _Folders:
             descriptor = inner
         self._open[source, folder] = descriptor
         return descriptor, name
+
+
+def _moment(nanoseconds: int) -> str:
+    """A time for messages."""
+    seconds, rest = divmod(nanoseconds, 10**9)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}.{rest:09d} UTC"
 
 
 def _is_finite(data: NDArray[np.uint8], dtype: str) -> bool:

@@ -374,6 +374,24 @@ class References:
         """``base``, ``start``, ``size``, ``inode`` and ``mtime`` of each reference."""
         return list(zip(*(self._numbers[name].tolist() for name in _NUMBERS), strict=True))
 
+    def is_same(self, piece: int, status: os.stat_result) -> bool:
+        """Whether a file is the one that was linked, by what the system says of it.
+
+        A copy that keeps the time has another inode. It is taken where the time tells it from other files: archives
+        set whole seconds, one for many files; and of files that were written in one tick of the clock and change
+        places each has the inode of another.
+        """
+        _, _, size, inode, mtime = self.facts[piece]
+        if status.st_size != size or status.st_mtime_ns != mtime:
+            return False
+        found = inode_of(status)
+        return found == inode or (mtime % 10**9 != 0 and (size, found, mtime) not in self._files)
+
+    @cached_property
+    def _files(self) -> set[tuple[int, int, int]]:
+        """The size, inode and time of each file."""
+        return {item[2:] for item in self.facts}
+
 
 def _leads_out(path: str) -> bool:
     """Whether a path is none inside a folder."""

@@ -80,17 +80,22 @@ def _record(root: Path) -> tuple[Path, str]:
 
 def remember(root: Path, sources: Mapping[str, Path]) -> None:
     """Record the folders of some sources of the zoo in a folder, which this user has named."""
-    _write(root, {name: os.path.realpath(place) for name, place in sources.items()}, {})
+    _write(root, {name: os.path.realpath(place) for name, place in sources.items()}, {}, {})
+
+
+def remember_files(root: Path, source: str, files: Mapping[str, tuple[int, int]]) -> None:
+    """Record the inode and the time of files of a source, by path, which hold what was linked as other files."""
+    _write(root, {}, {}, {source: {path: list(facts) for path, facts in files.items()}})
 
 
 def remember_servers(root: Path, name: str, servers: Servers) -> None:
     """Record that a source of the zoo in a folder is on other machines, and with which servers it is read."""
     before = remembered_servers(root).get(name, Servers())
     named = sorted({*before.named, *servers.named})
-    _write(root, {}, {name: {"named": named, "endpoint": servers.endpoint}})
+    _write(root, {}, {name: {"named": named, "endpoint": servers.endpoint}}, {})
 
 
-def _write(root: Path, folders: dict[str, str], servers: dict[str, Any]) -> None:
+def _write(root: Path, folders: dict[str, str], servers: dict[str, Any], files: dict[str, Any]) -> None:
     path, zoo = _record(root)
     make_folder(path.parent)
     with locked(path.parent):
@@ -99,8 +104,11 @@ def _write(root: Path, folders: dict[str, str], servers: dict[str, Any]) -> None
             name: {"named": list(item.named), "endpoint": item.endpoint}
             for name, item in remembered_servers(root).items()
         } | servers
-        record = {"zoo": zoo, "folder": os.path.realpath(root), "sources": known}
-        write_file(path, seal({**record, "servers": others} if others else record))
+        accepted = _read(root, "files")
+        accepted |= {name: {**accepted.get(name, {}), **own} for name, own in files.items()}
+        record: dict[str, Any] = {"zoo": zoo, "folder": os.path.realpath(root), "sources": known}
+        record |= {key: value for key, value in (("servers", others), ("files", accepted)) if value}
+        write_file(path, seal(record))
 
 
 def remember_moved(root: Path, to: Path) -> None:
@@ -124,6 +132,19 @@ def forget(root: Path) -> None:
 def remembered(root: Path) -> dict[str, Path]:
     """The folders by the names of the sources of the zoo in a folder; none of another zoo that was there before."""
     return {name: Path(str(place)) for name, place in _read(root, "sources").items()}
+
+
+def remembered_files(root: Path | None) -> dict[tuple[str, str], tuple[int, int]]:
+    """The inode and the time of files that hold what was linked, by source and path, as ``remember_files``."""
+    found = dict[tuple[str, str], tuple[int, int]]()
+    for source, files in _read(root, "files").items() if root is not None else ():
+        for path, facts in files.items() if isinstance(files, dict) else ():
+            match facts:
+                case [int(inode), int(mtime)]:
+                    found[source, path] = inode, mtime
+                case _:
+                    pass
+    return found
 
 
 def remembered_servers(root: Path) -> dict[str, Servers]:

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import IO, Any, NamedTuple, Self, TypeVar, cast
 
 from ckptzoo.environment import PUBLIC_HUB, cache_limit, cache_root, hub_endpoint, is_offline, s3_endpoint
-from ckptzoo.errors import IntegrityError, Problem, RemoteError, ZooError
+from ckptzoo.errors import AbsentError, IntegrityError, Problem, RemoteError, ZooError
 from ckptzoo.remote import http
 from ckptzoo.remote.address import HubAddress, WebAddress, file_address
 from ckptzoo.remote.cache import Cache
@@ -351,15 +351,25 @@ class _Store:
         find_entry(self.entries, name, location=self.address)
         file, place = self.recorded[name], self._places[name]
         if isinstance(place, HubAddress):
-            store = self._repository(place)
-            store.entries.setdefault(place.folder, FileEntry(place.folder, file.size, file.digest))
-            yield from store.get(place.folder, start, stop, cancel)
+            try:
+                store = self._repository(place)
+                store.entries.setdefault(place.folder, FileEntry(place.folder, file.size, file.digest))
+                yield from store.get(place.folder, start, stop, cancel)
+            except TransientError as error:
+                raise TransientError(self._naming_hub(error.problem), error.wait, error.protocol_error) from error
+            except AbsentError as error:
+                raise AbsentError(self._naming_hub(error.problem)) from error
             return
         # always with a range: without one a server that has another file now might send all of it
         sent = {"Range": f"bytes={start}-{stop - 1}", **_conditions(file.validator)}
         with http.get(self.connections, place.url, location=name, cancel=cancel, headers=sent) as answer:
             _check_unchanged(answer, file)
             yield from http.body(answer, start, stop, file.size, location=name)
+
+    def _naming_hub(self, problem: Problem) -> Problem:
+        """Return a problem with a hub's answer, which may be that of another hub than the files are on."""
+        hub = f"If the files are on another hub than {self._hub}, set HF_ENDPOINT to its address."
+        return replace(problem, next_step=f"{problem.next_step} {hub}")
 
     def found(self, address: str) -> tuple[RecordedFile, bytes | None]:
         """Return what is to be recorded of a file, and its first bytes where they came with it."""

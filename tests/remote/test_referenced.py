@@ -523,6 +523,20 @@ def test_the_hub_is_named_by_its_endpoint_and_storage_elsewhere_is_not(quick: Re
         assert both[1].seen == []
 
 
+def test_another_hub_than_the_files_are_on_is_named(quick: RetryPolicy) -> None:
+    with hub(FILES) as both:
+        gone = both[0].url
+        absent = f"hf://datasets/org/other@{COMMIT}/small.bin"
+        files = RemoteReferences("linked", endpoint=gone, retry_policy=quick)
+        files.add([RecordedFile(absent, 5)])
+        with pytest.raises(RemoteError, match=rf"another hub than {gone}, set HF_ENDPOINT"):
+            read(files, [Span(absent, 0, 5, b"")])
+    files = RemoteReferences("linked", endpoint=gone, retry_policy=quick)
+    files.add([RecordedFile(absent, 5)])
+    with pytest.raises(RemoteError, match=rf"got ConnectionRefusedError.*another hub than {gone}, set HF_ENDPOINT"):
+        read(files, [Span(absent, 0, 5, b"")])
+
+
 def test_a_hub_gets_no_bytes_of_another_from_the_cache(quick: RetryPolicy) -> None:
     """Two hubs that have other files at the same address, as one that somebody runs to be mistaken for the other."""
     with hub(FILES) as one, hub({**FILES, "small.bin": b"SMALL"}) as two:

@@ -169,7 +169,7 @@ def audit(
         if everything:
             read_all(steps)
         failed |= _sample([step for step in steps if step not in failed], pool)
-        judgement = judged([step for step in steps if step not in failed], read_all)
+        judgement = judged([step for step in steps if step not in failed], read_all, list(failed))
         unreadable |= {step.where: text for step, text in failed.items()}
     findings = [
         *judgement.findings,

@@ -73,8 +73,12 @@ class Judgement:
     notes: list[Finding]
 
 
-def judged(steps: Sequence[PublishedStep], read_all: Callable[[Sequence[PublishedStep]], None]) -> Judgement:
-    """Judge all steps; ``read_all`` reads every number of some of them."""
+def judged(
+    steps: Sequence[PublishedStep],
+    read_all: Callable[[Sequence[PublishedStep]], None],
+    unreadable: Sequence[PublishedStep] = (),
+) -> Judgement:
+    """Judge all steps; ``read_all`` reads every number of some of them. Those that are ``unreadable`` are there."""
     judgement = Judgement([], [])
     runs = _runs(steps)
     groups = _equal(steps, read_all)
@@ -92,7 +96,7 @@ def judged(steps: Sequence[PublishedStep], read_all: Callable[[Sequence[Publishe
         run.check_numbers()
         run.check_claims()
         run.check_trajectory(within[name])
-    _check_gaps(runs, judgement)
+    _check_gaps(_runs([*steps, *unreadable]), judgement)
     _check_other_runs(runs, run_of, groups, judgement)
     return judgement
 

@@ -5,9 +5,9 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from functools import cached_property, partial
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,6 +24,7 @@ from ckptzoo.format.sources import (
     Servers,
     forget,
     remember,
+    remember_files,
     remember_moved,
     remember_servers,
     remembered,
@@ -35,9 +36,10 @@ from ckptzoo.hub.imports.adapters import Options
 from ckptzoo.hub.imports.adapters.adapter import Picked
 from ckptzoo.hub.imports.choice import AUTO
 from ckptzoo.hub.imports.facts import Row
+from ckptzoo.hub.imports.linked_before import LinkedBefore
 from ckptzoo.hub.imports.mapped import MappedFile, address_of, mapped_file, open_mapped
 from ckptzoo.hub.imports.outlines import outline
-from ckptzoo.hub.imports.remote_links import LinkedFiles, open_linked
+from ckptzoo.hub.imports.remote_links import LinkedFiles, open_linked, place_of, state_of, states_of
 from ckptzoo.hub.imports.remote_maps import READ_STORAGE, RemoteMap
 from ckptzoo.hub.imports.report import ImportResult
 from ckptzoo.hub.imports.run import Importer, bring, report_path
@@ -50,6 +52,7 @@ from ckptzoo.remote.referenced import RemoteReferences
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.card import Card
 from ckptzoo.schema.documents import canonical
+from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.text import Progress
 
@@ -57,6 +60,8 @@ _FILES = 24
 """Files that are mapped together: each keeps two descriptors open."""
 _KEPT = 64
 """Kinds of headers that are kept."""
+_SHOWN = 3
+"""Files that a note names."""
 
 
 @checked
@@ -101,16 +106,18 @@ def link_zoo(
     ------
     ZooError
         As ``import_zoo``; also where a tensor does not lie in its file as a zoo has it, because it is packed, in
-        another precision or order, or computed from others. The message names the file.
+        another precision or order, or computed from others, and where files may be copies of linked ones that are gone,
+        and nothing tells. The message names the file.
 
     Notes
     -----
     Headers are read, and no weights, so that whether these are finite is not known until ``ckptzoo.verify`` has read
     them. That the zoo may follow its references to ``source`` is recorded for this user, outside of the zoo. A file
-    that changes later is an error that names it. On other machines a server that is named here may have any address
-    and speak http; every other one that is asked, by a redirect, has to be public and to speak https. Addresses with a
-    password, a signature or a token are refused. Members of archives, and files of ``torch.save`` before 1.6, are not
-    linked there.
+    that changes later is an error that names it. A folder that was moved, renamed or copied is known by the times of
+    its files, or by digests of their weights where these were recorded. On other machines a server that is named here
+    may have any address and speak http; every other one that is asked, by a redirect, has to be public and to speak
+    https. Addresses with a password, a signature or a token are refused. Members of archives, and files of
+    ``torch.save`` before 1.6, are not linked there.
 
     Examples
     --------
@@ -171,7 +178,10 @@ def _opened(
     named_remote = given if not here else [str(place) for place in remote]
     source = open_places(named_remote, remote, partial(open_linked, ahead=ahead, endpoint=endpoint, token=token))
     servers = Servers(tuple(named), endpoint, is_linked=True)
-    return [*opened, (source, partial(RemoteLinkedZoos, source.address, ahead.expect(source), servers))]
+    return [
+        *opened,
+        (source, partial(RemoteLinkedZoos, source.address, ahead.expect(source), states_of(source), servers)),
+    ]
 
 
 def _normal(address: str) -> str:
@@ -224,16 +234,47 @@ class LinkedZoos(TargetZoos):
         self._used = dict[Path, dict[int, int]]()
         self._names = dict[tuple[Path, str], str]()
         self._held = dict[Path, dict[str, set[str]]]()
-        self._known = dict[Path, _Linked]()
+        self._known = dict[Path, LinkedBefore]()
         self._real = Path(os.path.realpath(place))
 
-    def end(self, label: str) -> None:
-        """Record where sources of this name are that the zoos had, and whose files have moved here."""
+    def labels_here(self) -> Sequence[str]:
+        found = dict[str, None]()
         for zoo in self._zoos:
             linked, known = self._linked(zoo), remembered(zoo.path)
-            for name in sorted(filter(re.compile(rf"{re.escape(label)}(-\d+)?").fullmatch, linked.sources)):
-                if known.get(name) != self._real and _may_lead(linked, known, name, self._real):
+            for name in sorted(linked.sources):
+                is_elsewhere = name in known and linked.is_at(name, known[name])
+                # where the files that were linked can be read, those of equal times are compared with them
+                if linked.is_at(name, self._real, by_inode=False) or (
+                    not is_elsewhere and linked.may_be_at(name, self._real)
+                ):
+                    found.update(dict.fromkeys(linked.labels(name)))
+        return tuple(found)
+
+    def begin(self, label: str) -> None:
+        """Record where sources of this label are that the zoos had, and whose files have moved here.
+
+        Files that have other times and hold what was linked are recorded too; others that changed are noted.
+        """
+        for zoo in self._zoos:
+            linked, known = self._linked(zoo), remembered(zoo.path)
+            for name in sorted(name for name in linked.sources if label in linked.labels(name)):
+                place = known.get(name, self._real)
+                if not linked.is_at(name, place):
+                    place = self._real
+                if place != self._real and linked.may_be_at(name, self._real):
+                    self._note(f"files of {name!r} are in {self._real} too, and are read in {place}")
+                is_there, accepted, others = linked.compared(name, place)
+                if accepted:
+                    remember_files(zoo.path, name, accepted)
+                    linked.accepted |= {(name, path): facts for path, facts in accepted.items()}
+                    self._note(
+                        f"files with other times that hold the weights that were linked: {_some(name, accepted)}"
+                    )
+                if (is_there or accepted) and known.get(name) != place:
                     self._record(zoo, name)
+                if (is_there or accepted or name in known) and others:
+                    step = "restore them, or link what is there now into a new zoo"
+                    self._note(f"files that changed or went since, and are not read: {_some(name, others)}; {step}")
 
     def _effective(self, item: NewCheckpoint) -> Saved:
         # numbers of a file that became shorter since it was mapped cannot be looked at
@@ -246,19 +287,24 @@ class LinkedZoos(TargetZoos):
         if unit not in self._rows:
             return None
         zoo, id = self._rows[unit]
-        files = [file for file in map(mapped_file, picked.tensors.values()) if file is not None]
+        files = {file.path: file for file in map(mapped_file, picked.tensors.values()) if file is not None}
         # nothing is read of a file that is the one that was linked
-        if self._linked(zoo).of(id) <= {_facts(file.status) for file in files}:
-            return True
+        if (found := self._linked(zoo).holds(id, files, self._real)) is not None:
+            return found
         try:
             return super().holds(picked, unit)
-        except ZooError:  # that file is not there, so that this one is another
-            return False
+        except ZooError:  # that file is not there, or changed
+            if self._linked(zoo).is_older(id, files):
+                return False
+            expected = f"files that can be compared with those that were linked, such as that of {id!r}"
+            got = "files of the same names and sizes and other times; the others are gone or changed, without digests"
+            self.unclear = Problem(f"{self.place}", "source", expected, got, _UNCLEAR)
+            return None
 
-    def _linked(self, zoo: OpenZoo) -> "_Linked":
+    def _linked(self, zoo: OpenZoo) -> LinkedBefore:
         """Return the references that a zoo had before."""
         if zoo.path not in self._known:
-            self._known[zoo.path] = _Linked(zoo.path)
+            self._known[zoo.path] = LinkedBefore(zoo.path)
         return self._known[zoo.path]
 
     def _source_name(self, zoo: OpenZoo, label: str) -> str:
@@ -374,38 +420,10 @@ class LinkedZoos(TargetZoos):
         )
 
 
-class _Linked:
-    """The references that a zoo has, and what was recorded of each file: its size, its inode and its time."""
-
-    def __init__(self, zoo: Path) -> None:
-        contents = read_contents(Folder(zoo))
-        self._references, self._ids = contents.references, contents.raw.rows["id"].to_pylist()
-        self.sources = frozenset(self._references.sources)
-
-    @cached_property
-    def _by_id(self) -> dict[str, set[tuple[int, int, int]]]:
-        found = dict[str, set[tuple[int, int, int]]]()
-        for row, facts in zip(self._references.rows.tolist(), self._references.facts, strict=True):
-            found.setdefault(self._ids[row], set()).add(facts[2:])
-        return found
-
-    def of(self, id: str) -> set[tuple[int, int, int]]:
-        """The facts that were recorded of the files of a checkpoint."""
-        return self._by_id[id]
-
-    def is_at(self, name: str, place: Path) -> bool:
-        """Whether a file of a source lies in a place as it was linked."""
-        folder, references = place.is_dir(), self._references
-        for (source, _), path, facts in zip(references.kinds, references.paths, references.facts, strict=True):
-            if source == name and (folder or path == place.name):
-                with suppress(OSError, ValueError):
-                    if _facts(os.lstat(place / path if folder else place)) == facts[2:]:
-                        return True
-        return False
-
-
-def _facts(status: os.stat_result) -> tuple[int, int, int]:
-    return status.st_size, inode_of(status), status.st_mtime_ns
+def _some(source: str, paths: Collection[str]) -> str:
+    """Return how many files of a source there are, with the names of the first."""
+    shown = ", ".join(sorted(paths)[:_SHOWN])
+    return f"{len(paths):,} of {source!r} ({shown}{', ...' if len(paths) > _SHOWN else ''})"
 
 
 def _plain(name: str) -> str:
@@ -413,7 +431,7 @@ def _plain(name: str) -> str:
     return re.sub(r"-\d+$", "", name.rpartition("/")[2])
 
 
-def _may_lead(linked: _Linked, known: Mapping[str, Path], name: str, place: Path) -> bool:
+def _may_lead(linked: LinkedBefore, known: Mapping[str, Path], name: str, place: Path) -> bool:
     """Whether a name may be that of a place: no file of another place that still has its files is lost by that."""
     elsewhere = known.get(name, place) != place
     if name not in linked.sources:
@@ -422,12 +440,16 @@ def _may_lead(linked: _Linked, known: Mapping[str, Path], name: str, place: Path
 
 
 class RemoteLinkedZoos(LinkedZoos):
-    """The zoos that a link of files on other machines writes; ``servers`` are those that the user named."""
+    """The zoos that a link of files on other machines writes; ``servers`` are those that the user named.
+
+    ``addresses`` and ``states`` are those of the source's files now, as ``states_of`` returns them.
+    """
 
     def __init__(
         self,
         address: str,
         addresses: frozenset[str],
+        states: Mapping[tuple[str, str], tuple[int, str]],
         servers: Servers,
         folder: Path,
         declaration: Declaration,
@@ -435,7 +457,29 @@ class RemoteLinkedZoos(LinkedZoos):
         by_order: bool,
     ) -> None:
         super().__init__(Path(folder), folder, declaration, by_order=by_order)
-        self._address, self._addresses, self._servers = address, addresses, servers
+        self._address, self._addresses, self._states, self._servers = address, addresses, states, servers
+
+    def labels_here(self) -> Sequence[str]:
+        return ()
+
+    def begin(self, label: str) -> None:
+        """Note what has changed at the source since the zoos linked it: they keep what they linked."""
+        revisions, files = dict[str, None](), dict[str, None]()
+        for zoo in self._zoos:
+            contents = read_contents(Folder(zoo.path))
+            rows, references = contents.raw.rows.select(["source", "extra"]), contents.references
+            labels, extras = rows["source"].to_pylist(), rows["extra"].to_pylist()
+            for row, file in zip(references.rows.tolist(), references.remote_files, strict=True):
+                if labels[row] != label or not file.address:
+                    continue
+                place = place_of((parse_extra(extras[row] or "{}") or {}).get("repository", ""), file)
+                if self._states.get(place, state_of(file)) != state_of(file):
+                    (revisions if place[0] else files)[place[0] or place[1]] = None
+        for what, moved in (("revisions that have moved", revisions), ("files that have changed", files)):
+            if moved:
+                shown = f"{', '.join(list(moved)[:_SHOWN])}{', ...' if len(moved) > _SHOWN else ''}"
+                step = "a zoo keeps what it linked: link into a new zoo what is there now"
+                self._note(f"{what} since they were linked: {len(moved):,} ({shown}); {step}")
 
     def end(self, label: str) -> None:
         """Record with which servers the source is read, also of a zoo that had all of it."""
@@ -487,4 +531,8 @@ class RemoteLinkedZoos(LinkedZoos):
         return f"{self._address}: {row['extra'].get('file', row['id'])}"
 
 
+_UNCLEAR = (
+    "Bring back the files that were linked, or copies that keep their times (cp -a, rsync -a); or link this into a new "
+    "zoo. Digests, by which copies are told from other files, are recorded by ckptzoo verify before files are moved."
+)
 _STEP = "Copy these files with ckptzoo import SOURCE --to ZOO; or leave them out with --exclude or --skip-bad."

@@ -15,6 +15,7 @@ from typing import IO, cast
 from urllib.parse import unquote, urljoin, urlsplit
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
+from ckptzoo.format.references import RemoteFile
 from ckptzoo.hub.imports.mapped import MappedStream, open_mapped
 from ckptzoo.hub.imports.remote_maps import PUT, RemoteMap, put_torch
 from ckptzoo.hub.imports.remote_sources import RepositorySource, hub_place
@@ -136,6 +137,28 @@ def _parts(source: ImportSource) -> Iterator[Sequence[Listed]]:
             yield from _parts(inner)
     else:
         yield getattr(source, "listed", ())
+
+
+def states_of(source: ImportSource) -> dict[tuple[str, str], tuple[int, str]]:
+    """Return the size and the digest or validator of each file of a source, by its repository and its path there.
+
+    A web server's file has no repository, and its address.
+    """
+    if isinstance(source, JoinedSource):
+        return {key: state for inner in source.sources for key, state in states_of(inner).items()}
+    return {place_of(source.repository, file): state_of(file) for _, file in getattr(source, "listed", ())}
+
+
+def place_of(repository: str, file: RemoteFile | RecordedFile) -> tuple[str, str]:
+    """Return where a file is at any commit: its repository, at a revision, and its path there; or its address."""
+    if not file.address.startswith("hf://"):
+        return "", file.address
+    return repository, file.address.partition("@")[2].partition("/")[2]
+
+
+def state_of(file: RemoteFile | RecordedFile) -> tuple[int, str]:
+    """Return what tells one state of a file from others."""
+    return file.size, file.digest or file.validator
 
 
 class LinkedRepository(RepositorySource):

@@ -349,6 +349,7 @@ class Importer:
             self._writing: Future[None] | None = None
             try:
                 self.label = label_of(self.source, self.adapter, options, self.target, self.reader)
+                self.target.begin(self.label)
                 self.reader.forms.clear()
                 self._collect(options, progress)
                 self._finish()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-from ckptzoo.errors import ZooError
+from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.adapters import Adapter, FoundCheckpoints, Options
 from ckptzoo.hub.imports.adapters.adapter import FoundArrays, Picked
 from ckptzoo.hub.imports.opened import OpenedSource
@@ -30,8 +30,12 @@ def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: T
 
     It is the last part of the source's address; with the one before it where another source has that; then with a
     number. Sources are one where most of their files that the zoo has hold the numbers that it has of them.
+
+    Raises ``ZooError`` where files are those of a source by their names, and nothing tells whether they hold its
+    numbers: the files that were linked are not there, and have no digests.
     """
     ending = re.compile(rf"(.*/)?{re.escape(source.name)}(-\d+)?")
+    unclear: Problem | None = None
     for label in sorted(filter(ending.fullmatch, target.sources), key=lambda name: (len(name), name)):
         repositories = target.repositories(label)
         if source.repository in repositories:
@@ -39,10 +43,23 @@ def label_of(source: OpenedSource, adapter: Adapter, options: Options, target: T
         others = source.repository and {_repository(other) for other in repositories}
         if others and _repository(source.repository) not in others:
             continue
-        if (is_same := _is_same(source, label, adapter, options, target, reader)) or (
-            is_same is None and label == source.name
-        ):
+        target.unclear = None
+        is_same = _is_same(source, label, adapter, options, target, reader)
+        if is_same or (is_same is None and label == source.name and target.unclear is None):
             return label
+        unclear = unclear or (target.unclear if is_same is None else None)
+    own_name = source.name
+    for label in target.labels_here():
+        # what a member is called may depend on the name that the folder had
+        last = label.rpartition("/")[2]
+        for source.name in dict.fromkeys((last, re.sub(r"-\d+$", "", last) if "/" in label else last)):
+            target.unclear = None
+            if is_same := _is_same(source, label, adapter, options, target, reader):
+                return label
+            unclear = unclear or (target.unclear if is_same is None else None)
+    source.name = own_name
+    if unclear is not None:
+        raise ZooError(unclear)
     # two names may be one in ids
     taken = {identifier(other) for other in target.sources}
     return next(label for label in _labels(source) if identifier(label) not in taken)

@@ -123,6 +123,8 @@ class TargetZoos:
     def __init__(self, folder: Path, declaration: Declaration, *, by_order: bool) -> None:
         self.folder, self.declaration, self.by_order = folder, declaration, by_order
         self.notes: dict[str, int] = {}
+        self.unclear: Problem | None = None
+        """Why ``holds`` could not tell whether a file is that of a checkpoint."""
         table = {} if isinstance(declaration.names, str) else declaration.names
         self._table = table_without_wrappers(table)
         self._unused = set(self._table)
@@ -306,6 +308,13 @@ class TargetZoos:
         """Publish everything that was added."""
         for zoo in self._zoos:
             commit_zoo(zoo)
+
+    def labels_here(self) -> Sequence[str]:
+        """Return the labels of rows whose files lie in the source, whatever its name is."""
+        return ()
+
+    def begin(self, label: str) -> None:
+        """Do what is to be done once the source is known to have a label, and before it is brought."""
 
     def end(self, label: str) -> None:
         """Do what is to be done once the source of a name has been brought."""

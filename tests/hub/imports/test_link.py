@@ -287,12 +287,6 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def copied(path: Path) -> None:
-    """Another file with the same bytes and times."""
-    shutil.copy2(path, path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)
-
-
 CHANGES: dict[str, Callable[[Path], None]] = {
     "touched": lambda path: os.utime(path),
     "shorter": lambda path: os.truncate(path, 300),
@@ -300,7 +294,6 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "header": lambda path: in_place(path, 12, b"?"),
     "gone": Path.unlink,
     "moved": renamed,
-    "another": copied,
     "link": linked_file,
     "linked folder": folder_elsewhere,
     "pipe": pipe,

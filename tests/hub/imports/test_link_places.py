@@ -30,8 +30,9 @@ def write(folder: Path, count: int, first: int, *, moment: int | None = None) ->
     for number in range(there, there + count):
         path = folder / f"net{number}.safetensors"
         save_file({NAME: np.full((2, 3), first + number, np.float32)}, path)
-        if moment is not None:
-            os.utime(path, ns=(moment, moment))
+        # ticks of the clock are longer than it takes to write such a file
+        time = 10**18 + 1 + 7 * (first + number) if moment is None else moment
+        os.utime(path, ns=(time, time))
 
 
 def numbers(zoo: Path) -> dict[str, float | None]:
@@ -57,20 +58,28 @@ def in_files(folder: Path) -> set[float]:
     return found
 
 
-STEPS = ("link", "link", "link", "move", "unmount", "mount", "exchange", "rewrite", "copy", "more", "move the zoo")
+def copy(folder: Path, to: Path, *, keep_times: bool) -> None:
+    shutil.copytree(folder, to, copy_function=shutil.copy2 if keep_times else shutil.copy)
+
+
+STEPS = (
+    *("link",) * 5,
+    *("move", "unmount", "mount", "exchange", "rewrite", "more", "move the zoo"),
+    *("copy with times", "copy beside", "copy", "restore", "restore with times", "touch", "verify"),
+)
 
 
 @settings(max_examples=examples(150, 2), deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_no_link_makes_a_reference_lead_to_other_files(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:
     root, draw = tmp_path_factory.mktemp("places"), np.random.default_rng(seed)
-    zoo, written, known = root / "zoo0", 0, dict[str, float]()
+    zoo, written, known, is_copied = root / "zoo0", 0, dict[str, float](), False
     moment = 10**18 if draw.integers(2) else None
-    places = [root / f"disk{number}/nets" for number in range(4)]
+    places = [root / f"disk{number}/{'nets' if number < 3 else 'others'}" for number in range(5)]
     for folder in places[:2]:
         write(folder, 2, written := written + 10, moment=moment)
     link_zoo(places[0], zoo, license="MIT")
-    for step in draw.choice(STEPS, 7):
+    for step in draw.choice(STEPS, 9):
         here = [folder for folder in places if folder.is_dir()]
         away = [folder for folder in places if not folder.is_dir()]
         hidden = [folder.parent / "hidden" for folder in places if (folder.parent / "hidden").is_dir()]
@@ -80,16 +89,40 @@ def test_no_link_makes_a_reference_lead_to_other_files(tmp_path_factory: pytest.
             continue
         folder = here[draw.integers(len(here))]
         if step == "link":
-            link_zoo(folder, zoo, license="MIT")
+            try:
+                said = "; ".join(link_zoo(folder, zoo, license="MIT").notes)
+            except ZooError as error:
+                # nothing tells whether these are copies of what was linked
+                assert "files that can be compared" in str(error) and numbers(zoo) == before
+                continue
             after = numbers(zoo)
             for name, value in before.items():
                 assert value is None or after[name] == value
-            # what is there can be read, once
+            # what is there can be read, once, but for what is said to have changed
             there = [value for value in after.values() if value in in_files(folder)]
-            assert sorted(there) == sorted(in_files(folder)), (step, after)
-        elif step == "move" and away:
-            away[0].parent.mkdir(exist_ok=True)
-            folder.rename(away[0])
+            assert len(there) == len(set(there)) and ("changed or went" in said or set(there) == in_files(folder)), said
+            assert all(value is not None or name in before for name, value in after.items())
+        elif step in ("move", "copy with times", "copy", "copy beside") and away:
+            to = away[draw.integers(len(away))]
+            to.parent.mkdir(exist_ok=True)
+            if step == "move":
+                folder.rename(to)
+            else:
+                copy(folder, to, keep_times=step != "copy")
+            if step in ("copy with times", "copy"):
+                shutil.rmtree(folder)
+            # a copy beside what was linked, with another name and other times, is another source
+            is_copied = is_copied or step == "copy beside"
+        elif step in ("restore", "restore with times", "touch") and not is_copied:
+            path = sorted(folder.iterdir())[draw.integers(len(list(folder.iterdir())))]
+            if step == "touch":
+                path.touch()
+                continue
+            (shutil.copy if step == "restore" else shutil.copy2)(path, root / "backup")
+            path.unlink()
+            (shutil.copy if step == "restore" else shutil.copy2)(root / "backup", path)
+        elif step == "verify":
+            ckptzoo.verify(zoo)
         elif step == "unmount":
             shutil.rmtree(folder.parent / "hidden", ignore_errors=True)
             folder.rename(folder.parent / "hidden")
@@ -109,6 +142,7 @@ def test_no_link_makes_a_reference_lead_to_other_files(tmp_path_factory: pytest.
         # every number that is read is the one that was read first
         for name, value in numbers(zoo).items():
             assert value is None or known.setdefault(name, value) == value, (step, name)
+        assert len(set(known.values())) == len(known), (step, known)
     shutil.rmtree(root)
 
 
@@ -120,17 +154,82 @@ def test_what_becomes_of_a_name_is_said(tmp_path: Path) -> None:
     write(tmp_path / "a/nets", 2, 0)
     write(tmp_path / "b/nets", 2, 10)
     assert notes(tmp_path / "a/nets", tmp_path / "zoo") == []
-    # a disk that is not there: another folder of its name takes nothing of it
+    # a disk that is not there: nothing tells whether another folder of its name is a copy
     (tmp_path / "a/nets").rename(tmp_path / "unmounted")
+    with pytest.raises(ZooError, match=r"files of the same names and sizes.*verify before files are moved"):
+        notes(tmp_path / "b/nets", tmp_path / "zoo")
+    assert len(ckptzoo.open(tmp_path / "zoo")) == 2
+    (tmp_path / "unmounted").rename(tmp_path / "a/nets")
     (note,) = notes(tmp_path / "b/nets", tmp_path / "zoo")
     assert re.fullmatch(r"files of \S+/b/nets are 'b/nets' in the zoo, which has other files as 'nets'", note)
-    (tmp_path / "unmounted").rename(tmp_path / "a/nets")
     assert sorted(map(str, numbers(tmp_path / "zoo").values())) == ["0.0", "1.0", "10.0", "11.0"]
     (tmp_path / "a/nets").rename(tmp_path / "c")
     (tmp_path / "c").rename(tmp_path / "nets")
     (note,) = notes(tmp_path / "nets", tmp_path / "zoo")
     assert re.fullmatch(r"files of 'nets' have moved from \S+/a/nets to \S+/nets, and are read there", note)
     assert None not in numbers(tmp_path / "zoo").values() and notes(tmp_path / "nets", tmp_path / "zoo") == []
+
+
+@pytest.mark.parametrize("name", ["nets", "moved"])
+@pytest.mark.parametrize("digests", [False, True])
+@pytest.mark.parametrize("keep_times", [False, True])
+def test_a_copy_is_what_was_linked_by_its_times_or_by_digests(
+    tmp_path: Path, name: str, digests: bool, keep_times: bool
+) -> None:
+    write(tmp_path / "a/nets", 3, 0)
+    zoo, to = tmp_path / "zoo", tmp_path / "b" / name
+    link_zoo(tmp_path / "a/nets", zoo, license="MIT")
+    held = numbers(zoo)
+    if digests:
+        assert ckptzoo.verify(zoo) == []
+    copy(tmp_path / "a/nets", to, keep_times=keep_times)
+    shutil.rmtree(tmp_path / "a")
+    if keep_times:
+        assert ckptzoo.open(zoo, follow=to)[NAME][:].shape == (3, 2, 3)
+    if not (digests or keep_times):
+        with pytest.raises(ZooError, match="ckptzoo verify before files are moved"):
+            link_zoo(to, zoo, license="MIT")
+        assert len(ckptzoo.open(zoo)) == 3
+        return
+    said = "; ".join(notes(to, zoo))
+    assert f"have moved from {tmp_path}/a/nets to {to}" in said and ("other times" in said) == (not keep_times)
+    assert numbers(zoo) == held and ckptzoo.verify(zoo) == [] and notes(to, zoo) == []
+    # what was found of a file holds for that file alone
+    write(tmp_path / "c", 1, 50)
+    (tmp_path / "c/net0.safetensors").replace(to / "net1.safetensors")
+    assert list(numbers(zoo).values()).count(None) == 1
+    (note,) = notes(to, zoo)
+    assert "1 of 'nets' (net1.safetensors)" in note and "changed or went" in note
+
+
+def test_files_of_one_time_that_change_places_are_told_by_their_inodes(tmp_path: Path) -> None:
+    write(tmp_path / "nets", 3, 0, moment=10**18 + 1)
+    link_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
+    first, second, third = sorted((tmp_path / "nets").iterdir())
+    for old, new in ((first, tmp_path / "x"), (second, first), (tmp_path / "x", second)):
+        old.rename(new)
+    shutil.copy2(third, tmp_path / "x")
+    (tmp_path / "x").replace(third)
+    assert sorted(numbers(tmp_path / "zoo").values(), key=str) == [2.0, None, None]
+    # archives set whole seconds, the same for many versions of a file
+    write(tmp_path / "others", 1, 0, moment=10**18)
+    link_zoo(tmp_path / "others", tmp_path / "other", license="MIT")
+    write(tmp_path / "newer", 1, 5, moment=10**18)
+    (tmp_path / "newer/net0.safetensors").replace(tmp_path / "others/net0.safetensors")
+    with pytest.raises(ZooError, match=r"net0\.safetensors: file: expected the one that was linked"):
+        ckptzoo.open(tmp_path / "other")[NAME][:]
+
+
+def test_a_changed_file_is_named_with_dates_and_what_to_do(tmp_path: Path) -> None:
+    write(tmp_path / "nets", 2, 0)
+    link_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
+    os.utime(tmp_path / "nets/net1.safetensors", ns=(10**18, 10**18 + 86400 * 10**9 + 5))
+    expected = (
+        r"nets/net1\.safetensors: modification time: expected 2001-09-09 01:46:40\.000000008 UTC, as when it was linked, "
+        r"got 2001-09-10 01:46:40\.000000005 UTC: it was changed since\. Restore.*where\(\"id != "
+    )
+    with pytest.raises(ZooError, match=expected):
+        ckptzoo.open(tmp_path / "zoo")[NAME][:]
 
 
 SHRINKING = """

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -709,6 +710,11 @@ def test_runs_whose_steps_are_revisions_are_linked_audited_streamed_and_publishe
     assert np.concatenate(batches).tobytes() == np.stack(expected).tobytes()
     # a branch that moved is another commit; the zoo has the one that was linked
     push(hub, {"model.safetensors": save(network(9, width=60))}, "models/lab/run2", revision="step10")
+    done = link_zoo(listed, tmp_path / "a/zoo", license="MIT", **token)
+    assert (done.added, done.present) == (0, 20)
+    assert re.fullmatch(
+        r"revisions that have moved since.*: 1 \(hf://lab/run2@step10 at \S+\); .* a new zoo .*", *done.notes
+    )
     shutil.rmtree(tmp_path / "cache")
     again = ckptzoo.open(tmp_path / "a/zoo")
     assert again["0.weight"][:].tobytes() == held["0.weight"][:].tobytes()

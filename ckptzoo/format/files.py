@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Protocol
@@ -55,8 +55,22 @@ class Files(Protocol):
 
 
 def typed(files: Files) -> str:
-    """What a person types in a shell to name a zoo: its folder, or its address without the hub, which messages name."""
+    """Return how a zoo is named in a shell: by its folder, or by its address without the hub, which messages name."""
     return quote(files.name.partition(" at http")[0] if files.here is None else str(files.here))
+
+
+def excess(files: Files, folder: str, names: Collection[str], limit: tuple[str, int, int], step: str) -> Problem | None:
+    """Return the problem of more files in a folder, or more bytes of them, than a zoo may have.
+
+    ``limit`` has the word for the files, and how many there may be of how many bytes in all.
+    """
+    word, most, most_bytes = limit
+    location, nbytes = f"{files.name}/{folder}", sum(files.size(name) or 0 for name in names)
+    if len(names) > most:
+        return Problem(location, word, f"at most {most:,}", f"{len(names):,}", step)
+    if nbytes > most_bytes:
+        return Problem(location, f"bytes of {word}", f"at most {most_bytes:,}", f"{nbytes:,}", step)
+    return None
 
 
 class Folder:

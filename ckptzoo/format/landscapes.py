@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
 from ckptzoo.format import durable
-from ckptzoo.format.files import Files, Folder
+from ckptzoo.format.files import Files, Folder, excess
 from ckptzoo.format.reader import read_contents
 from ckptzoo.format.table import check_count, check_seal, encode, open_table, read_table, schema_of
 from ckptzoo.format.tree import Tree, places_of
@@ -90,13 +90,7 @@ def figures_of(files: Files, identity: Identity, ids: pa.ChunkedArray, name: str
 
 
 def _excess(files: Files, names: Collection[str]) -> Problem | None:
-    """Return the problem of more files, or bytes of files, than a zoo may have."""
-    location, nbytes = f"{files.name}/{layout.LANDSCAPE}", sum(files.size(name) or 0 for name in names)
-    if len(names) > MAX_FILES:
-        return Problem(location, "files", f"at most {MAX_FILES:,}", f"{len(names):,}", _STEP)
-    if nbytes > MAX_TOTAL:
-        return Problem(location, "bytes of files", f"at most {MAX_TOTAL:,}", f"{nbytes:,}", _STEP)
-    return None
+    return excess(files, layout.LANDSCAPE, names, ("files", MAX_FILES, MAX_TOTAL), _STEP)
 
 
 def _checked(files: Files, name: str, data: bytes, identity: Identity) -> LandscapeFile:
@@ -117,7 +111,7 @@ def _checked(files: Files, name: str, data: bytes, identity: Identity) -> Landsc
 
 
 def _wrong(facts: Document) -> tuple[str, str, object] | None:
-    """What is wrong with the facts of a footer: what, what is expected, and what is there."""
+    """Return the first wrong fact of a footer: its name, what is expected, and what is there."""
     if (found := (facts.get("format"), facts.get("kind"))) != (layout.FORMAT, KIND):
         return "format and kind", f"{layout.FORMAT!r}, {KIND!r}", found
     if facts.get("version") != layout.VERSION:

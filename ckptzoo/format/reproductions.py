@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.format import durable
-from ckptzoo.format.files import Files, Folder
+from ckptzoo.format.files import Files, Folder, excess
 from ckptzoo.format.reader import read_contents
 from ckptzoo.format.tree import Tree
 from ckptzoo.schema import layout
@@ -31,13 +31,7 @@ def read_reproductions(files: Files, identity: Identity) -> tuple[Reproduction, 
 
 
 def _excess(files: Files, names: Collection[str]) -> Problem | None:
-    """Return the problem of more marks, or bytes of marks, than a zoo may have."""
-    location, nbytes = f"{files.name}/{layout.REPRODUCED}", sum(files.size(name) or 0 for name in names)
-    if len(names) > MAX_MARKS:
-        return Problem(location, "marks", f"at most {MAX_MARKS:,}", f"{len(names):,}", _STEP)
-    if nbytes > MAX_TOTAL:
-        return Problem(location, "bytes of marks", f"at most {MAX_TOTAL:,}", f"{nbytes:,}", _STEP)
-    return None
+    return excess(files, layout.REPRODUCED, names, ("marks", MAX_MARKS, MAX_TOTAL), _STEP)
 
 
 def _checked(files: Files, name: str, data: bytes, identity: Identity) -> Reproduction:

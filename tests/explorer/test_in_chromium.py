@@ -203,7 +203,7 @@ def test_brushes_of_a_histogram_and_of_both_panels(browser: Chromium, shown: tup
 
 
 def marks(window: Window) -> list[list[int]]:
-    """Of each mark of the legend the pixels that it covers."""
+    """The pixels that each mark of the legend covers."""
     return window.page.locator(".legend canvas").evaluate_all(
         """canvases => canvases.map(canvas => [...canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data]
             .filter((_, at) => at % 4 === 3).map(alpha => Number(alpha > 127)))"""

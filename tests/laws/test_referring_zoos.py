@@ -423,7 +423,7 @@ def _collected(asked: Asked) -> Any:
 
 
 def _published(asked: Asked) -> Any:
-    """What readers of a hub see; files of this machine, of a server in its network, and of torch.save are refused."""
+    """The zoo as readers of a hub see it; files of this machine, of a server in its network, and of torch.save are refused."""
     name = f"lab/{asked.path.parent.name}"
     options: dict[str, Any] = {"endpoint": asked.hub.url, "token": asked.hub.tokens["write"]}
     try:
@@ -498,7 +498,7 @@ def outcome(question: Callable[[Asked], Any], asked: Asked) -> Any:
 
 
 def outcome_of(answer: Callable[[], Any], root: str = "ROOT") -> Any:
-    """What comes of a question; of a refusal its words."""
+    """The answer to a question, or the words of its refusal."""
     try:
         return answer()
     except (ZooError, IndexError) as error:

@@ -135,7 +135,7 @@ def audit(
     -----
     Of each file, also of those that a zoo refers to, the header is read, and the first numbers of a few tensors: a part
     in 300, at least 16 KiB. Of a zoo that holds its weights these tensors are read whole. The digests of
-    files come with the listing of a hub. Whether steps are in order is told by distances between them
+    files come with the listing of a hub. Whether steps are in order is judged by the distances between them
     (``ckptzoo.measure.trajectories``).
 
     Examples

@@ -533,6 +533,6 @@ class RemoteLinkedZoos(LinkedZoos):
 
 _UNCLEAR = (
     "Bring back the files that were linked, or copies that keep their times (cp -a, rsync -a); or link this into a new "
-    "zoo. Digests, by which copies are told from other files, are recorded by ckptzoo verify before files are moved."
+    "zoo. Digests, which distinguish copies from other files, are recorded by ckptzoo verify before files are moved."
 )
 _STEP = "Copy these files with ckptzoo import SOURCE --to ZOO; or leave them out with --exclude or --skip-bad."

@@ -211,7 +211,7 @@ PUT: Mapping[str, Callable[[RemoteReferences, RangeFile, str], RemoteMap]] = {
     "npy": _put_npy,
     "gguf": _put_gguf,
 }
-"""What maps a file, by the name of its form."""
+"""The functions that map a file, by the name of its form."""
 
 
 def _fetch(file: RemoteMap, spans: Sequence[tuple[int, int]]) -> None:

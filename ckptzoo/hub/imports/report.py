@@ -132,7 +132,7 @@ class ImportResult(PrintedResult, JsonFields, named={"adapter": "format", "nbyte
 
 @dataclass
 class RunsOfPaths:
-    """The members, and the first and last steps and epochs, that paths of so many files say."""
+    """The number of members, and the first and last steps and epochs, that the paths of files give."""
 
     members: set[str] = field(default_factory=set)
     ranges: dict[str, tuple[int, int]] = field(default_factory=dict)

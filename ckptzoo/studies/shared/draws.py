@@ -62,7 +62,7 @@ def draw_groups(samples: Zoo) -> list[DrawGroup]:
     labels = {key: _label(key[0], items, of_method[key[0]]) for key, items in groups.items()}
     shared = {label for label, count in Counter(labels.values()).items() if count > 1}
     return [
-        # recipes that differ in nothing that is printed are told by their digests
+        # recipes whose printed settings are equal are distinguished by their digests
         DrawGroup(key[0], f"{label} {key[1].removeprefix('sha256:')[:8]}" if label in shared else label, groups[key])
         for key, label in labels.items()
     ]

@@ -99,7 +99,7 @@ def abbreviated(text: str, limit: int) -> str:
 
 
 def panel_title(axes: Axes, text: str, columns: int) -> None:
-    """The name of one of so many panels beside one another: smaller, and at last shortened, where it is long."""
+    """Write the name of one of several panels in a row: a long one is smaller, and at last shortened."""
     # what the labels of a vertical axis and the gap between panels take
     room = 72 * WIDTH / columns - 30
     limit = min(len(text), 80)

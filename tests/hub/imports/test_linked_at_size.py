@@ -1,4 +1,4 @@
-"""What users do with files that they link, at the size at which they do it: 2,000 files, and 45 runs of 20 revisions."""
+"""Walks of users through files that they link, at full size: 2,000 files, and 45 runs of 20 revisions."""
 
 import json
 import shutil

@@ -52,4 +52,7 @@ def drawn(docstring: str) -> str:
 def _mathml(formula: str, display: str) -> str:
     # a bar in a table's cell would end it, and Markdown would take underscores and asterisks for emphasis
     made = convert(" ".join(formula.split()), display=display)
+    # what the converter does not know it leaves as text: commands, and columns outside of an environment
+    if unknown := re.search(r"\\\w*|<mi>&</mi>", made):
+        raise ValueError(f"formula {formula!r}: expected what latex2mathml knows, got {unknown[0]}")
     return made.replace("|", "&#124;").replace("*", "&#42;").replace("_", "&#95;")

@@ -8,6 +8,7 @@ import ast
 import math
 import operator
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.loader.extra import dotted, extra_column, names_in
-from ckptzoo.text import excerpt
+from ckptzoo.text import counted, excerpt
 
 Filters = Any
 """The conditions that ``Zoo.where`` accepts."""
@@ -127,9 +128,13 @@ def matching(filters: Filters, metadata: pa.Table, *, location: str) -> NDArray[
     condition = expression(filters, metadata.schema)
     numbered = metadata.append_column("__row", pa.array(np.arange(len(metadata))))
     try:
-        return numbered.filter(condition)["__row"].to_numpy()
+        positions = numbered.filter(condition)["__row"].to_numpy()
     except pa.ArrowException as error:
         raise unfit(condition, error, metadata.schema) from error
+    nulls = {name: metadata[name].null_count for name in columns_in(condition, metadata.schema.names)}
+    if not len(positions) and (note := without_values(condition, nulls, len(metadata))) is not None:
+        warnings.warn(f"{location}: {note}", UserWarning, stacklevel=3)  # at the caller of Collection.where
+    return positions
 
 
 def kept(filters: Filters, count: int) -> NDArray[np.int64] | None:
@@ -159,6 +164,24 @@ def columns_in(condition: pc.Expression, columns: list[str]) -> list[str]:
     """The columns that a condition may read: those whose names are in its text, which pyarrow gives no list of."""
     words = set(re.findall(r"\w+", str(condition)))
     return [name for name in columns if name in words or ("." in name and name in str(condition))]
+
+
+def without_values(condition: pc.Expression, nulls: Mapping[str, int], count: int) -> str | None:
+    """Name the columns that a condition compares and that have no value in any row; None where each has some.
+
+    ``nulls`` are the missing values of each column that the condition may read, in ``count`` rows. Columns are left out
+    of which the condition asks whether a value is missing, and those of ``not in``, which missing values satisfy.
+    """
+    # a quoted text of the condition may have the name of a column in it
+    text = re.sub(r'"(?:[^"\\]|\\.)*"', "", str(condition))
+    asked = set(re.findall(r"\b(?:is_null|is_valid|invert\(is_in)\(([\w.]+)", text))
+    read = set(re.findall(r"[\w.]+", text)) - asked
+    names = [name for name, missing in nulls.items() if missing == count > 0 and name in read]
+    if not names:
+        return None
+    columns = f"column{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}"
+    step = f"To find rows without a value write: {names[0]} is None."
+    return f"{columns}: no value in any of {counted(count, 'checkpoint')}, so no comparison holds. {step}"
 
 
 def unfit(condition: pc.Expression, error: pa.ArrowException, schema: pa.Schema) -> ZooError:

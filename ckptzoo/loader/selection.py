@@ -160,7 +160,7 @@ class Selection:
 
     def matching(self, filters: "Filters") -> NDArray[np.int64]:
         """The positions of the checkpoints whose metadata satisfy a condition, or that a mask keeps."""
-        from ckptzoo.loader.filters import columns_in, expression, kept, unfit
+        from ckptzoo.loader.filters import columns_in, expression, kept, unfit, without_values
 
         if (positions := kept(filters, len(self.rows))) is not None:
             return positions
@@ -181,16 +181,21 @@ class Selection:
         ):
             self._require_finite_known()
         found = [np.empty(0, np.int64)]
+        nulls = dict.fromkeys([*own, *within], 0)
         try:
             for start, run in self.runs(own or ["finite"]):
                 for name, column in within.items():
                     run = run.append_column(name, column.slice(start, len(run)))
                 numbered = run.append_column("__row", pa.array(np.arange(start, start + len(run))))
                 found.append(numbered.filter(condition)["__row"].to_numpy())
+                nulls = {name: missing + run[name].null_count for name, missing in nulls.items()}
         except pa.ArrowException as error:
             fault = unfit(condition, error, schema)
             raise (self.absent_column(fault.name) if isinstance(fault, UnknownNameError) else fault) from error
-        return np.concatenate(found)
+        positions = np.concatenate(found)
+        if not len(positions) and (note := without_values(condition, nulls, len(self.rows))) is not None:
+            warnings.warn(f"{self.name}: {note}", UserWarning, stacklevel=3)  # at the caller of Zoo.where
+        return positions
 
     def _require_finite_known(self) -> None:
         """Raise ZooError where the zoo refers to weights that nobody has read yet."""

@@ -174,8 +174,12 @@ def _centred(block: Any) -> tuple[Any, float]:
 def add_distances(panels: Sequence[Panel], block: Values, single: bool) -> None:
     r"""Add the distances in some columns to those of the panels.
 
-    .. math:: \sum_c |a_c - b_c| &= 2 \sum_c \max(a_c, b_c) - \sum_c a_c - \sum_c b_c \\
+    .. math::
+
+        \begin{align*}
+        \sum_c |a_c - b_c| &= 2 \sum_c \max(a_c, b_c) - \sum_c a_c - \sum_c b_c \\
         \sum_c (a_c - b_c)^2 &= \sum_c a_c^2 + \sum_c b_c^2 - 2 \sum_c a_c b_c
+        \end{align*}
 
     because :math:`|a - b| = 2 \max(a, b) - a - b`: the maximum of a row and a tile of rows, and a product with ones,
     where differences would take a pass more. The maxima are exact. ``block`` is (N, w) of which each column has mean 0,

@@ -36,10 +36,12 @@ def bandwidths_of(distances: ArrayLike) -> NDArray[np.float64]:
 
     .. math::
 
+        \begin{align*}
         b_\min &= \tfrac{1}{2} \begin{cases} d_{(0)} & d_{(0)} \ge 0.1 \\
             \max(d_{(\lfloor 0.05\, l \rfloor)}, 0.1) & \text{else} \end{cases} \\
         b_\max &= 2 \max(d_{(l-1)}, 0.3) \\
         b_i &= b_\min (b_\max / b_\min)^{i/9}, \quad i = 0 \dots 9
+        \end{align*}
 
     (the code of arXiv 2310.08287). ``distances`` may have any shape. Raises ``ZooError`` if there is none, or one that
     is not finite or negative. Tested in ``tests/measure/test_bandwidths.py``.

@@ -32,7 +32,7 @@ Values = NDArray[np.float64]
 def accuracy(log_probabilities: ArrayLike, labels: ArrayLike) -> Values:
     r"""The fraction of inputs whose most probable class is the label, the first of several.
 
-    .. math:: \frac{1}{N} \sum_n [\arg\max_c p_{nc} = y_n]
+    .. math:: \frac{1}{N} \sum_n [\operatorname{argmax}_c p_{nc} = y_n]
 
     ``log_probabilities`` are (..., N, C) natural logarithms of normalised probabilities; leading axes are members;
     ``labels`` are (N,) integers, 0 to C - 1. Returns (...,) float64 in 0 .. 1; NaN where a member's predictions are

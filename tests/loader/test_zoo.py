@@ -187,6 +187,45 @@ def test_one_term_and_no_terms(zoo):
     assert zoo.where({}).ids == zoo.where([]).ids == zoo.ids and len(zoo[:0].where(np.zeros(0, bool))) == 0
 
 
+@pytest.mark.parametrize(
+    ("filters", "named"),
+    [
+        ("epoch < 5", "column 'epoch'"),
+        ("not epoch < 5", "column 'epoch'"),
+        ("epoch > 2 or seed > 99", "column 'epoch'"),
+        ("seed == 3 and 0 < epoch < 5 and method == 'seed'", "columns 'epoch' and 'method'"),
+        ({"epoch": [1, 2]}, "column 'epoch'"),
+        ([("method", "==", "epoch")], "column 'method'"),
+        (pc.field("diverged"), "column 'diverged'"),
+    ],
+)
+def test_columns_without_values_that_no_row_can_meet_a_condition_on_are_named(kept_zoo, filters, named):
+    for zoo in (kept_zoo, kept_zoo.take([5, 3])):
+        with pytest.warns(UserWarning) as warned:
+            assert len(zoo.where(filters)) == 0
+        (warning,) = warned
+        got = f"zoo: {named}: no value in any of {len(zoo)} checkpoints, so no comparison holds. "
+        assert str(warning.message).startswith(got) and warning.filename == __file__
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        "seed > 99 and epoch is None",
+        "epoch is not None",
+        "seed > 99 and epoch not in [3]",
+        "id == 'epoch'",
+        "epoch < 5 or seed == 3",
+        {"epoch": None, "seed": 99},
+        {"epoch": [None, 2], "seed": 99},
+        np.zeros(17, bool),
+    ],
+)
+def test_conditions_that_empty_columns_do_not_decide_warn_of_nothing(kept_zoo, filters):
+    kept_zoo.where(filters)
+    kept_zoo[:0].where("epoch < 5")
+
+
 def test_times_are_compared_with_dates(tmp_path):
     days = [datetime(2024, 1, day, 12, tzinfo=UTC) for day in (1, 2, 3)]
     rows = [{"id": f"day-{at}", "created": day} for at, day in enumerate(days)]
@@ -342,6 +381,7 @@ def test_conditions_mean_what_they_mean_in_python(kept_zoo, condition):
 
 
 @settings(max_examples=examples(1000), deadline=None)
+@pytest.mark.filterwarnings("ignore:.*no value in any of 17 checkpoints")
 @given(
     st.lists(
         st.sampled_from(

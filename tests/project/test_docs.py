@@ -171,13 +171,28 @@ def key(path: str) -> tuple[Any, ...]:
     return name, id(found)
 
 
-@pytest.mark.parametrize("script", ["commands", "forms", "catalogue", "diagrams"])
-def test_what_scripts_write_is_up_to_date(script: str) -> None:
-    """``make tutorials`` writes it again."""
-    spec = util.spec_from_file_location(script, DOCS / f"{script}.py")
+def test_every_formula_is_drawn_without_a_command_that_is_left_as_text() -> None:
+    docstrings = program("docstrings")
+    drawn = "".join(docstrings.drawn(path.read_text()) for path in (ROOT / "ckptzoo").rglob("*.py"))
+    assert drawn.count("<math") > 100
+    for formula in (r"\arg\max_c x", r"a &= b", r"\text{50\%}", r"\begin{aligned} a &= b \end{aligned}"):
+        with pytest.raises(ValueError, match="expected what latex2mathml knows, got "):
+            docstrings.drawn(f":math:`{formula}`")
+
+
+def program(name: str) -> Any:
+    """A program of the documentation, as a module."""
+    spec = util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("script", ["commands", "forms", "catalogue", "diagrams"])
+def test_what_scripts_write_is_up_to_date(script: str) -> None:
+    """``make tutorials`` writes it again."""
+    module = program(script)
     if script != "diagrams":
         page = module.PAGE.read_text()
         assert page == module.written(page)

@@ -119,15 +119,20 @@ def is_measured(name: str) -> bool:
     commit = kept(name).get("commit")
     if not commit:
         return False
+    return is_at(commit)
+
+
+def is_at(commit: str) -> bool:
+    """Whether what figures depend on is as in a commit, without files that git does not have."""
     same = subprocess.run(["git", "diff", "--quiet", commit, "--", *MEASURED], cwd=ROOT, capture_output=True)
-    return same.returncode == 0
+    added = ["git", "ls-files", "--others", "--exclude-standard", "--", *MEASURED]
+    return same.returncode == 0 and not subprocess.run(added, cwd=ROOT, capture_output=True).stdout
 
 
 def commit_of() -> str | None:
-    """The commit that is measured; None where files differ from it."""
-    clean = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *MEASURED], cwd=ROOT, capture_output=True)
+    """The commit that is measured; None where files differ from it, or were added."""
     head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    return head.stdout.strip() if clean.returncode == head.returncode == 0 else None
+    return head.stdout.strip() if head.returncode == 0 and is_at("HEAD") else None
 
 
 def run(name: str, options: Sequence[str] | None = None, to: Path | None = None) -> bool:

@@ -54,6 +54,7 @@ _GZIP = 31
 """The ``wbits`` of zlib for a gzip header and the largest window."""
 _AGAIN = "Try again later."
 _CHECK = "Check the address, and that it may be read."
+_UNREACHED = "Check the network and the address, or try again later."
 
 Authorize = Callable[[str], Mapping[str, str]]
 """From an address to the headers that may be sent there and nowhere else; ``hub_store.bearer`` compares origins."""
@@ -410,7 +411,7 @@ def _exchange(
         if connection is not None:
             connection.close()
         expected = f"an answer from {urlsplit(url).hostname}"
-        raise TransientError(_problem(location, expected, _description(error))) from error
+        raise TransientError(_problem(location, expected, _description(error), _UNREACHED)) from error
     is_reusable = False
 
     def complete() -> None:

@@ -8,16 +8,18 @@ There are two policies, because there are two kinds of request:
 
 A status is known in ``ckptzoo.remote.http.refusal`` and in the second of them alone: what they raise has the wait that
 a server asked for, and no status. Both use ``RETRIED_STATUSES``, ``EXPIRED_STATUSES``, ``server_wait`` and ``backoff``
-of this module.
+of this module, and both say by ``say_waiting`` that they wait.
 """
 
 import contextlib
 import email.utils
 import random
 import re
+import threading
 import time
+import warnings
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ckptzoo.errors import Problem, RemoteError
@@ -35,11 +37,17 @@ MAX_PROTOCOL_ERRORS = 5
 """Answers in a row that do not fit the request (another range, another length), after which no other is asked for."""
 MAX_PAUSE = 30.0
 """Seconds; pauses that double stop growing here."""
+SILENT_SECONDS = 4.0
+"""A wait for a server that is longer is said: by then a person wonders whether anything goes on."""
+SAID_SECONDS = 60.0
+"""Between two warnings that a process waits: many threads may wait for one server."""
 
 # The rate limit of huggingface.co, as its draft standard writes it: ratelimit: "resolvers";r=0;t=37
 _RATE_LIMIT_RESET = re.compile(r";\s*t\s*=\s*(\d{1,6})")
 # Not the generator that users seed, and one that differs between processes that were forked from one another.
 _JITTER = random.SystemRandom()
+_said = -SAID_SECONDS
+_said_lock = threading.Lock()
 
 
 def backoff(first: float, failures: int) -> float:
@@ -67,6 +75,23 @@ def server_wait(headers: Mapping[str, str]) -> float | None:
     with contextlib.suppress(ValueError, TypeError, OverflowError):
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time()) if text else None
     return None
+
+
+def say_waiting(problem: Problem, pause: float, silent: float) -> None:
+    """Warn that another attempt comes after a pause, where nothing was heard for ``SILENT_SECONDS`` by its end.
+
+    ``silent`` is the seconds since the server was first asked, or sent something. Of one process a warning comes every
+    ``SAID_SECONDS`` at most.
+    """
+    global _said
+    if silent + pause < SILENT_SECONDS:
+        return
+    with _said_lock:
+        if time.monotonic() - _said < SAID_SECONDS:
+            return
+        _said = time.monotonic()
+    text = str(replace(problem, next_step=f"Trying again in {max(1, round(pause))} s."))
+    warnings.warn(text, UserWarning, stacklevel=2)
 
 
 @dataclass(frozen=True)
@@ -194,6 +219,7 @@ class _Attempts:
         self._retry_policy = retry_policy
         self.spent, self._server_waits = 0.0, 0.0
         self._failures, self._protocol_errors = 0, 0
+        self._silent_since = time.monotonic()
 
     def next_pause(self, error: TransientError, *, received: int = 0, progress: bool = False) -> float:
         """Return the seconds to wait before the next attempt; raise RemoteError where there is to be none.
@@ -213,4 +239,7 @@ class _Attempts:
         limit = policy.deadline + received / policy.min_bytes_per_second
         if self._protocol_errors >= MAX_PROTOCOL_ERRORS or self.spent > limit:
             raise RemoteError(error.problem) from error
+        if progress:
+            self._silent_since = time.monotonic()
+        say_waiting(error.problem, pause, time.monotonic() - self._silent_since)
         return pause

@@ -174,6 +174,12 @@ def test_what_did_not_change_is_not_measured_again(tmp_path: Path, monkeypatch: 
     assert driver.is_measured("layers") and driver.minutes("layers") == 1.5
     assert "2026-01-01" in driver.listed("layers") and "changed" not in driver.listed("layers")
     commit("docs/page.md", "1")
+    (tmp_path / "docs" / "other.md").write_text("1")
+    assert driver.is_measured("layers") and driver.commit_of() is not None
+    added = tmp_path / "benchmarks" / "added.py"
+    added.write_text("1")
+    assert not driver.is_measured("layers") and driver.commit_of() is None
+    added.unlink()
     assert driver.is_measured("layers")
     (tmp_path / "benchmarks" / "layers.py").write_text("2")
     assert not driver.is_measured("layers") and "changed since" in driver.listed("layers")

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ import pytest
 
 from ckptzoo.errors import AbsentError, RemoteError
 from ckptzoo.remote.http import Connections
-from ckptzoo.remote.retry import MAX_PROTOCOL_ERRORS, Cancelled, RetryPolicy, read_range, server_wait
+from ckptzoo.remote.retry import MAX_PROTOCOL_ERRORS, SAID_SECONDS, Cancelled, RetryPolicy, read_range, server_wait
 from ckptzoo.remote.stores import CancelToken, FileEntry
 from ckptzoo.remote.web_store import StaticStore
 from tests.support.serving import Fault, Served, running
@@ -125,6 +126,23 @@ def test_a_busy_server_is_tried_again_after_the_wait_it_asks_for(served: Served,
         == DATA[1000:900_000]
     )
     assert 1.0 <= time.monotonic() - began < 3
+
+
+def test_a_long_wait_is_said_once_and_a_short_one_not_at_all(
+    served: Served, quick: RetryPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ckptzoo.remote.retry._said", -SAID_SECONDS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        served.faults.append(Fault("busy", 2))
+        assert read(served, quick) == DATA[1000:900_000]
+    monkeypatch.setattr("ckptzoo.remote.retry.SILENT_SECONDS", 0.0)
+    with pytest.warns(UserWarning) as warned:
+        for _ in range(2):
+            served.faults.append(Fault("busy", 2))
+            assert read(served, quick) == DATA[1000:900_000]
+    got = f"{served.url}/file: answer: expected an answer, got status 429. Trying again in 1 s."
+    assert [str(item.message) for item in warned] == [got]
 
 
 def test_too_long_a_wait_is_not_waited_for(served: Served) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ckptzoo.errors import AbsentError, HubError, Problem
-from ckptzoo.remote.retry import EXPIRED_STATUSES, RETRIED_STATUSES, backoff, server_wait
+from ckptzoo.remote.retry import EXPIRED_STATUSES, RETRIED_STATUSES, backoff, say_waiting, server_wait
 from ckptzoo.text import excerpt
 
 T = TypeVar("T")
@@ -106,7 +106,7 @@ def call_with_retry(
     Raises ``HubError`` where the hub refuses, or the retry policy ends; the message has the last failure and the next
     step.
     """
-    failures, server_waits = 0, 0.0
+    failures, server_waits, began = 0, 0.0, time.monotonic()
     while True:
         try:
             with request_timeouts(retry_policy):
@@ -119,7 +119,9 @@ def call_with_retry(
             last = failures >= retry_policy.max_attempts or server_waits > retry_policy.max_server_wait
             if last or not failure.is_transient:
                 raise failure.error from error
-        time.sleep(max(failure.wait or 0.0, retry_policy.pause(failures)))
+        pause = max(failure.wait or 0.0, retry_policy.pause(failures))
+        say_waiting(failure.error.problem, pause, time.monotonic() - began)
+        time.sleep(pause)
         if (result := done()) is not None:
             return result
 

@@ -19,6 +19,7 @@ from ckptzoo.errors import HubError, IntegrityError
 from ckptzoo.hub.client import Client
 from ckptzoo.hub.client.models import RepoFile
 from ckptzoo.hub.client.retry import HubRetryPolicy, NotThereError, RaceError
+from ckptzoo.remote.retry import SAID_SECONDS
 from tests.support.hosted import ZOO, Hosted
 from tests.support.hub_zoos import inject_faults
 
@@ -102,6 +103,16 @@ def test_transient_failures_are_tried_again(client: Client, server: Hosted, kind
         made = client.commit(ZOO, {"a.txt": b"1"}, title="a", parent=first)
         assert client.head(ZOO) == made.commit
     assert server.faults.injected
+
+
+def test_a_long_wait_for_a_hub_is_said(client: Client, server: Hosted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptzoo.remote.retry.SILENT_SECONDS", 0.0)
+    monkeypatch.setattr("ckptzoo.remote.retry._said", -SAID_SECONDS)
+    with (
+        inject_faults(server, at=(0,), kinds=("broken",), operations=("info",)),
+        pytest.warns(UserWarning, match=r"revision main: expected an answer, got .* Trying again in 1 s\.$"),
+    ):
+        client.head(ZOO)
 
 
 def test_pull_requests_are_opened_once_read_discussed_and_merged(client: Client, server: Hosted) -> None:

@@ -12,6 +12,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.chains import OF_CHAINS, chains_of, tells
 from ckptzoo.loader.readers import TensorReader
 from ckptzoo.loader.stream import Source, column_values, row_blocks_of, rows_digest
 from ckptzoo.schema.architecture import Architecture, Tensor
@@ -21,8 +22,6 @@ from ckptzoo.schema.symmetry import Symmetry
 CHECKPOINT, CHAIN, DRAW = "checkpoint", "chain", "draw"
 CHUNK_BYTES = 64 * 2**20
 """The largest chunk of a dask array, unless one checkpoint has more."""
-OF_CHAINS = ("method", "mode", "draw", "step", "recipe_digest")
-"""The columns that tell chains and the order of their draws."""
 _WINDOWS = ((), ("length",), ("height", "width"), ("depth", "height", "width"))
 """The axes of a convolution's window, by their number."""
 
@@ -187,40 +186,15 @@ def _chunks(source: Source) -> tuple[int, ...]:
 
 
 def _chain_positions(table: pa.Table, location: str) -> tuple[list[str], NDArray[np.int64]]:
-    """The modes, and (C, D) the position of each draw in the order in which its chain made them.
-
-    That is the order of steps, where each draw of a chain has one of its own: draws may be numbered so that the first
-    of them are spread over the chain.
-    """
+    """The modes, and (C, D) the position of each draw in the order in which its chain made them."""
     rows = table.select(OF_CHAINS).to_pylist()
-    methods = dict.fromkeys(row["method"] for row in rows)
-    if len(methods) != 1 or None in methods:
-        found = ", ".join("independent runs" if name is None else name for name in methods) or "no checkpoints"
-        known = next((name for name in methods if name is not None), "hmc")
-        step = f"Select some: zoo.where([('method', '==', {known!r})])."
-        raise ZooError(Problem(location, "chains", "draws of one method", found, step))
-    by_mode: dict[str, list[int]] = {}
-    for position, row in enumerate(rows):
-        by_mode.setdefault("" if row["mode"] is None else row["mode"], []).append(position)
-
-    def tells(name: str) -> bool:
-        """Whether the draws of each chain have values of their own in a column."""
-        groups = ([rows[position][name] for position in own] for own in by_mode.values())
-        return all(None not in values and len({*values}) == len(values) for values in groups)
-
-    key = next((name for name in ("step", DRAW) if tells(name)), None)
-    if key is None:
-        recipe = rows[0]["recipe_digest"]
-        step = f"Select those of one recipe: zoo.where([('recipe_digest', '==', {recipe!r})])."
-        expected = "a step or a number (the column draw) of its own for each draw of a chain"
-        raise ZooError(Problem(location, "chains", expected, "none, or one twice", step))
-    counts = {mode: len(own) for mode, own in by_mode.items()}
+    found = chains_of(rows, location)
+    counts = {mode: len(own) for mode, own in found.items()}
     if (fewest := min(counts.values())) < (most := max(counts.values())):
         shortest, longest = (next(mode for mode in counts if counts[mode] == count) for count in (fewest, most))
-        bound = DRAW if tells(DRAW) else key
-        last = max(rows[position][bound] for position in by_mode[shortest])
+        bound = DRAW if tells(DRAW, rows, found) else "step"
+        last = max(rows[position][bound] for position in found[shortest])
         step = f"Take as many of each, perhaps zoo.where([({bound!r}, '<=', {last})])."
         got = f"{fewest:,} in {shortest!r} and {most:,} in {longest!r}"
         raise ZooError(Problem(location, "chains", "as many draws in each", got, step))
-    ordered = [sorted(own, key=lambda position: rows[position][key]) for own in by_mode.values()]
-    return list(by_mode), np.array(ordered, dtype=np.int64)
+    return list(found), np.array(list(found.values()), dtype=np.int64)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ckptzoo import symmetry
+from ckptzoo.loader.chains import OF_CHAINS, chains_of
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.shared.networks import Weights
@@ -53,13 +54,15 @@ class ChainConvergence:
 
 
 def chain_rows(zoo: Zoo) -> list[NDArray[np.int64]]:
-    """The rows of each chain, which the column ``mode`` names, in the order of its steps; none of other samples."""
-    rows = zoo.metadata.select(["mode", "step"]).to_pylist()
-    by_mode: dict[str, list[int]] = {}
-    for number, row in enumerate(rows):
-        if row["mode"] is not None:
-            by_mode.setdefault(row["mode"], []).append(number)
-    return [np.array(sorted(places, key=lambda number: rows[number]["step"] or 0)) for places in by_mode.values()]
+    """The rows of each chain, which the column ``mode`` names, in the order in which it made them; none of others.
+
+    Raises ``ZooError`` where chains are of several methods, or nothing tells the order of their draws.
+    """
+    table = zoo.metadata.select(OF_CHAINS)
+    drawn = np.flatnonzero(table["mode"].is_valid().to_numpy())
+    if not len(drawn):
+        return []
+    return [drawn[own] for own in chains_of(table.take(drawn).to_pylist(), zoo.name).values()]
 
 
 def are_comparable(chains: Sequence[NDArray[np.int64]]) -> bool:

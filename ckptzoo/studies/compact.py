@@ -198,7 +198,8 @@ def compact(
     Parameters
     ----------
     zoo
-        draws of chains, which the columns ``mode`` and ``step`` tell apart and order, or independent members.
+        draws of chains of one method, which ``mode`` tells apart and ``step``, else ``draw``, orders; or independent
+        members.
     labelled
         what networks are scored on.
     variational
@@ -216,7 +217,7 @@ def compact(
     ------
     ZooError
         There are fewer than three usable samples, they are Gaussians themselves, or the variational ones are of another
-        architecture.
+        architecture; or chains are of several methods, or nothing tells the order of their draws.
     SymmetryError
         No table of symmetries is known.
     MissingExtraError
@@ -269,6 +270,7 @@ class _CompactQuestion:
         self._advance = counter(6 + (variational is not None), progress)
 
     def run(self) -> CompactStudy:
+        chains = chain_rows(self.zoo)
         samples = {name: np.asarray(self.zoo[name][:]) for name in self.arch.names}
         first = symmetry.align(samples, {name: array[0] for name, array in samples.items()}, self.table).weights
         self._advance()
@@ -287,7 +289,6 @@ class _CompactQuestion:
             self._advance()
         # the first one stays as it is when all are aligned with one another
         sigma, one = moments[ALIGNED][1], len(self.zoo) // 2
-        chains = chain_rows(self.zoo)
         return CompactStudy(
             name=self.zoo.name,
             set=self.labelled.set,

@@ -490,7 +490,7 @@ def mmd(
     """Measure how far apart two sets of checkpoints are.
 
     The maximum mean discrepancy of every layer, with twenty kernels, and its average over layers, as arXiv 2310.08287
-    computes them: of each member's last step, in a gauge or as trained.
+    computes them, in a gauge or as trained. Every draw of a posterior counts, and of a training run the last step.
     """
     from ckptzoo.errors import MissingExtraError, require
     from ckptzoo.studies.discrepancy import mmd as compare

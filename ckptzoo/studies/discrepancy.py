@@ -227,7 +227,8 @@ def mmd(
     Parameters
     ----------
     zoo_x
-        the target's checkpoints, each member's last step; those that are not finite are left out and counted.
+        the target's checkpoints: every draw of a posterior, which is a member of its own, and the last step of each
+        training run; those that are not finite are left out and counted.
     zoo_y
         the others, alike. The estimate is for independent draws: members of one zoo that are in both are counted, with
         a warning.

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import TypeVar
 
 import numpy as np
@@ -107,7 +108,7 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
     for file in files:
         console.print(str(file), highlight=False, soft_wrap=True)
     console.print(
-        f"\nNext: ckptzoo info {root}, or ckptzoo.open({str(root)!r}) in Python.", highlight=False, soft_wrap=True
+        f"\nNext: ckptzoo info {quote(str(root))}, or ckptzoo.open({str(root)!r}) in Python.", highlight=False, soft_wrap=True
     )
 
 

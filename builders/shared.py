@@ -16,6 +16,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Unpack
 
 from rich.console import Console
@@ -329,7 +330,7 @@ def find_plan(root: Path, recipe: Recipe | str | Path | None) -> tuple[Recipe, B
         build_folder = BuildFolder(root / WORK_FOLDER / recipe.prefix)
         plan = build_folder.settle_plan(None, BuildPlan) if build_folder.folder.is_dir() else None
         if plan is None:
-            step = f"Plan it first: python -m builders plan {recipe.name} --members N --to {root}."
+            step = f"Plan it first: python -m builders plan {recipe.name} --members N --to {quote(str(root))}."
             raise ZooError(Problem(str(root), f"plan of {recipe.prefix}", "one", "none", step))
         settled = plan
     expected = build_folder.folder.name
@@ -343,11 +344,10 @@ def _only_plan(root: Path) -> tuple[BuildFolder, BuildPlan]:
     plans = list(member_plans(root))
     if len(plans) != 1:
         got = ", ".join(plan.prefix for _, plan in plans) or "none"
-        step = f"Plan it first: python -m builders plan RECIPE --members N --to {root}."
+        step = f"Plan it first: python -m builders plan RECIPE --members N --to {quote(str(root))}."
         if plans:
-            step = (
-                f"Name the recipe of one: python -m builders work RECIPE --to {root}, with --epochs and so on if any."
-            )
+            work = f"python -m builders work RECIPE --to {quote(str(root))}"
+            step = f"Name the recipe of one: {work}, with --epochs and so on if any."
         raise ZooError(Problem(str(root), "plans", "one", got, step))
     return plans[0]
 
@@ -358,7 +358,7 @@ def _planned_recipe(settled: BuildPlan, location: str, root: Path) -> Recipe:
         step = "Carry it on with the command that started it: python -m builders planted."
         raise ZooError(Problem(location, "plan", "one of members of a recipe", "one of planted pairs", step))
     if settled.recipe_content is None:
-        step = f"Name it: python -m builders work RECIPE --to {root}."
+        step = f"Name it: python -m builders work RECIPE --to {quote(str(root))}."
         raise ZooError(Problem(location, "recipe", "its content", "a plan of an older version", step))
     return Recipe.from_content(settled.recipe_content, location=location)
 

@@ -60,7 +60,8 @@ def build(
         if built.part is None:
             console.print(f"{to}: holds {counted(built.held, 'member')} of {recipe} already; nothing was added.")
         else:
-            console.print(f"{to}: {built.checkpoints:,} checkpoints of {built.members:,} members in part {built.part}.")
+            added = f"{counted(built.checkpoints, 'checkpoint')} of {counted(built.members, 'member')}"
+            console.print(f"{to}: {added} in part {built.part}.")
 
     options: dict[str, Any] = {"members": members, "first_seed": first_seed, "save_seconds": save_every}
     _train(train, report, training, recipe, to, predictions=predictions, **options)
@@ -212,7 +213,7 @@ def merge(
             stack.enter_context(quietly())
         done = add_units(to, recipe, push_to=push_to)
     parts = f"{counted(done.checkpoints, 'checkpoint')} of {counted(done.units, 'unit')} in {', '.join(done.parts)}"
-    left = f"; {counted(done.left, 'unit')} are not finished" if done.left else ""
+    left = f"; {counted(done.left, 'unit')} not finished" if done.left else ""
     there = f"; published in {push_to}" if push_to else ""
     line = f"{to}: {parts if done.parts else 'nothing was added'}{left}{there}."
     console_of().print(line, highlight=False, soft_wrap=True)

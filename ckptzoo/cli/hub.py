@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -120,7 +121,7 @@ def _print_changes(zoo: str, location: str, changes: Sequence[str], check: bool)
     if not changes:
         print(f"{zoo}: the page is as it should be.")
     elif check:
-        print(f"{zoo}: the page differs: {added:,} lines to add, {removed:,} to remove. Run ckptzoo card {zoo}.")
+        print(f"{zoo}: the page differs: {added:,} lines to add, {removed:,} to remove. Run ckptzoo card {quote(zoo)}.")
     else:
         print(f"{location}: written, {counted(added, 'line')} added, {removed:,} removed.")
 

@@ -1,5 +1,6 @@
 """``ckptzoo release`` and ``ckptzoo cite``."""
 
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,7 +59,7 @@ def _list(zoo: str, releases: "tuple[Release, ...]", as_json: bool) -> None:
         emit({"zoo": zoo, "releases": [_facts(release) for release in releases]})
         return
     if not releases:
-        print(f"{zoo}: no releases; ckptzoo release {zoo} NAME makes one.")
+        print(f"{zoo}: no releases; ckptzoo release {quote(zoo)} NAME makes one.")
         return
     table = columns("release", "made (UTC)", "revision")
     table.add_column("notes")

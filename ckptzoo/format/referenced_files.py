@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from shlex import quote
 from typing import Any, NoReturn
 
 import numpy as np
@@ -274,7 +275,7 @@ class ReferencedFiles:
         """The folder of a source on this machine; ZooError where none is to be followed."""
         if (folder := self._folders.get(source)) is None:
             step = (
-                f"Where you trust the zoo and have these files, run ckptzoo link FOLDER --to {self._zoo}, "
+                f"Where you trust the zoo and have these files, run ckptzoo link FOLDER --to {quote(self._zoo)}, "
                 "or open it with follow=FOLDER."
             )
             if "://" in self._zoo:

@@ -170,8 +170,8 @@ def open_collection(
     files = files_at(address, endpoint, token)
     location = f"{files.name}/{layout.COLLECTION}"
     if files.size(layout.COLLECTION) is None:
-        folder = quote(str(files.here or "FOLDER"))
-        step = f"Write one with ckptzoo collection {folder}; a single zoo is opened with ckptzoo.open."
+        write = f"ckptzoo collection {quote(str(files.here or 'FOLDER'))}"
+        step = f"Write one with {write}; a single zoo is opened with ckptzoo.open."
         raise IntegrityError(Problem(location, "file", "a collection", "no such file", step))
     content, _ = unseal(files.read(layout.COLLECTION), location=location)
     entries = _entries(content, location)

@@ -139,17 +139,20 @@ def test_commands_that_messages_suggest_are_taken_as_they_are_printed() -> None:
 def test_places_of_zoos_in_suggested_commands_can_be_pasted() -> None:
     """Into a shell: as folder or address, quoted, and not by the name alone."""
     wrong = list[str]()
-    for path in PACKAGE.rglob("*.py"):
+    for path in (*PACKAGE.rglob("*.py"), *(ROOT / "builders").rglob("*.py")):
         content = path.read_text()
-        if not re.search(r"ckptzoo [a-z]+ .*\{", content):
+        # commands of the report name zoos in folders of its own
+        if not re.search(r"(ckptzoo|-m builders) [a-z]+ .*\{", content) or "report" in path.parts:
             continue
         for node in ast.walk(ast.parse(content)):
             items = node.values if isinstance(node, ast.JoinedStr) else []
             for before, item in itertools.pairwise(items):
                 shown = ast.unparse(item.value) if isinstance(item, ast.FormattedValue) else ""
-                is_command = re.search(r"ckptzoo (?!zoo )[a-z -]+(?:[A-Z]+ --to )?$", str(getattr(before, "value", "")))
-                # a repository of a hub is known there by its name
-                is_place = re.search(r"(?<!repository)\.(name|address|here|path|root|folder)\b", shown)
+                written = r"(?:ckptzoo|-m builders) (?!zoo )[a-z -]+(?:[A-Z]+ (?:--members N )?--to )?$"
+                is_command = re.search(written, str(getattr(before, "value", "")))
+                # a repository of a hub is known there by its name, as recipes and methods are
+                named = r"(?<!repository)(?<!recipe)(?<!model)\.(name|address|here|path|root|folder|_zoo)\b"
+                is_place = re.search(rf"{named}|^(root|folder|zoo|path)$", shown)
                 if is_command and is_place and not shown.startswith(("quote(", "typed(")):
                     wrong.append(f"{path.relative_to(ROOT)}:{item.lineno}: {shown}")
     assert not wrong, "\n".join(wrong)

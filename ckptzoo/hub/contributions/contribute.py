@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -443,9 +444,8 @@ def _publish_new_zoo(
         push(folder, repo, endpoint=client.endpoint, token=token, retry_policy=client.retry_policy, progress=uploading)
     except HubError as error:
         problem = error.problem
-        more = (
-            f"The new zoo is in {folder}; the same command carries on from there, as does ckptzoo push {folder} {repo}."
-        )
+        more = f"The new zoo is in {folder}; the same command carries on from there, as does ckptzoo push "
+        more += f"{quote(str(folder))} {repo}."
         raise HubError(replace(problem, next_step=f"{problem.next_step} {more}")) from error
     return replace(contribution, status="published", url=client.page(repo))
 

@@ -153,7 +153,9 @@ class Recipe:
         """
         path = Path(name) if str(name).endswith(".toml") else FOLDER / f"{name}.toml"
         if not path.is_file():
-            raise UnknownNameError("builders", "recipe", str(name), names())
+            is_path = str(name).endswith(".toml")
+            hint = "There is no such file: correct its path, or name one of these without .toml." if is_path else None
+            raise UnknownNameError("builders", "recipe", str(name), names(), hint)
         content = read_toml(path, expected="a recipe in TOML", step=_STEP, location=path.name)
         return cls.from_content(content, location=path.name, excluded=("full_epochs",))
 

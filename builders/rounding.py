@@ -129,7 +129,9 @@ def _check(zoo: ckptzoo.Zoo, recipe: Recipe) -> None:
     digests = zoo.column("recipe_digest").to_pylist()
     others = sorted({str(digest)[:15] for digest in digests if digest != recipe.digest})
     if others:
-        step = f"Choose checkpoints with --where, such as \"recipe_digest == '{recipe.digest}'\"."
+        step = "Name the recipe that trained them, as a .toml file where settings such as --epochs were given."
+        if recipe.digest in digests:
+            step = f"Choose checkpoints with --where, such as \"recipe_digest == '{recipe.digest}'\"."
         expected = f"{recipe.digest[:15]} of {recipe.name} for every checkpoint, because they are measured as it says"
         raise ZooError(Problem(zoo.name, "recipe", expected, ", ".join(others[:3]), step))
 

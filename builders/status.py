@@ -119,7 +119,8 @@ def watch(to: str | Path, console: Console, *, seconds: float = 2.0) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             found = status(to)
-            live.update(Group(*(item.rendered() for item in found)), refresh=True)
+            shown = [item.rendered() for item in found] or [f"{to}: nothing is planned; all that was is in the zoo."]
+            live.update(Group(*shown), refresh=True)
             if not any(item.count("running", "silent", "waiting") for item in found):
                 return
             time.sleep(seconds)

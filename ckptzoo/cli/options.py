@@ -1,9 +1,11 @@
 """Shared parts of commands: arguments, options, and the standard output and error."""
 
 import dataclasses
+import errno
 import functools
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -223,6 +225,19 @@ def print_result(result: Result, as_json: bool, files: Sequence[Path] | None = N
         print(path)
 
 
+def check_writable(folder: Path | None) -> None:
+    """Raise OSError where a folder, or the one that it would be made in, cannot be written to.
+
+    Called before a study is computed, whose result would be lost at its end.
+    """
+    if folder is not None:
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+
 @dataclass(frozen=True)
 class ResultOptions:
     """The options that decide how the result of a study is shown."""
@@ -236,6 +251,7 @@ class ResultOptions:
         ``study`` is the name of a module of ``ckptzoo.studies`` and of its function, ``arguments`` and ``options`` are
         those of the function, all but ``progress``. The bar shows ``said``, and counts bytes with ``nbytes``.
         """
+        check_writable(self.output)
         compute = getattr(importlib.import_module(f"ckptzoo.studies.{study}"), study)
         with bar(said, nbytes=nbytes) as progress:
             result: StudyResult = compute(*arguments, progress=progress, **options)

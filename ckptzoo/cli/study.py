@@ -22,6 +22,7 @@ from ckptzoo.cli.options import (
     Where,
     ZooAddress,
     bar,
+    check_writable,
     expand_dataclasses,
     opened,
     print_result,
@@ -510,6 +511,7 @@ def mmd(
         if output is not None:
             raise
         drawn = False
+    check_writable(output or Path("mmd") if drawn else None)
     first, second = opened(zoo, where), opened(other, where_y)
     with bar("reading weights", nbytes=True) as progress:
         result = compare(

@@ -1,18 +1,24 @@
 """One checkpoint by its address: in a zoo here or on another machine, in a file, or in a folder of an export."""
 
+import re
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from numpy.typing import NDArray
 
 import ckptzoo
-from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.errors import AbsentError, Problem, UnknownNameError, ZooError
 from ckptzoo.hub.untrusted import StateDict, read_all
 from ckptzoo.loader.checkpoint import Checkpoint
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
+
+_FILE = re.compile(r"\.(pt|pth|ckpt|bin|safetensors|np[yz]|h5|pkl|gguf)$")
+"""Names of files of checkpoints."""
 
 
 def checkpoint_at(address: str, *, variant: str = layout.RAW) -> tuple[Checkpoint, Zoo | None]:
@@ -35,10 +41,15 @@ def checkpoint_at(address: str, *, variant: str = layout.RAW) -> tuple[Checkpoin
     weights = sorted(path.glob("model*.safetensors")) if path.is_dir() else []
     if weights and not (path / layout.ZOO).exists():
         return _of_files(place, weights, key), None
+    # a file that is not there, such as runs/last.pt, is not asked for on a hub
+    if _FILE.search(place) and not path.exists() and "://" not in place:
+        near = get_close_matches(path.name, [item.name for item in path.parent.glob("*")], n=1)
+        step = f"Did you mean {path.with_name(near[0])}?" if near else "Correct the path."
+        raise AbsentError(Problem(place, "checkpoint", "a file", "nothing", step))
     zoo = ckptzoo.open(place)
     if not hash:
         if len(zoo) != 1:
-            step = f"Name one of them, such as {place}#{zoo.ids[0]}." if len(zoo) else "Name another zoo."
+            step = f"Name one of them, such as {quote(f'{place}#{zoo.ids[0]}')}." if len(zoo) else "Name another zoo."
             raise ZooError(Problem(zoo.name, "checkpoints", "one", f"{len(zoo):,} of them", step))
         key = zoo.ids[0]
     return zoo.checkpoint(key, variant=variant), zoo

@@ -15,6 +15,7 @@ from ckptzoo.loader.selection import standing
 from ckptzoo.schema.card import CARD_TOML, MAX_CARD_BYTES, Card
 from ckptzoo.schema.documents import JsonFields, digest_of
 from ckptzoo.schema.release import Release
+from ckptzoo.text import counted
 
 if TYPE_CHECKING:
     from ckptzoo.loader.zoo import Zoo
@@ -104,8 +105,9 @@ class Citation(JsonFields, derived=("bibtex", "code")):
     @property
     def bibtex(self) -> str:
         """One entry of BibTeX, all of whose texts are escaped."""
+        whole = counted(self.total, "checkpoint")
         count = (
-            f"{self.checkpoints:,} of {self.total:,} checkpoints" if self.selection else f"{self.total:,} checkpoints"
+            f"{self.checkpoints:,} of {whole}" if self.selection else whole
         )
         selection = f", selection zoo{self.selection}" if self.selection else ""
         note = (

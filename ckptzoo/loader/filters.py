@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
 from ckptzoo.loader.extra import dotted, extra_column, names_in
-from ckptzoo.text import counted, excerpt
+from ckptzoo.text import excerpt
 
 Filters = Any
 """The conditions that ``Zoo.where`` accepts."""
@@ -180,8 +180,9 @@ def without_values(condition: pc.Expression, nulls: Mapping[str, int], count: in
     if not names:
         return None
     columns = f"column{'s' * (len(names) > 1)} {' and '.join(map(repr, names))}"
+    rows = "the only checkpoint" if count == 1 else f"all {count:,} checkpoints"
     step = f"To find rows without a value write: {names[0]} is None."
-    return f"{columns}: no value in any of {counted(count, 'checkpoint')}, so no comparison holds. {step}"
+    return f"{columns}: empty in {rows}, so that no comparison holds. {step}"
 
 
 def unfit(condition: pc.Expression, error: pa.ArrowException, schema: pa.Schema) -> ZooError:

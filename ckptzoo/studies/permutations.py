@@ -72,7 +72,7 @@ def kept_steps(zoo: Zoo) -> KeptSteps:
         raise ZooError(Problem(zoo.name, what, expected, "several", step))
     several = (rows >= 0).sum(axis=1) > 1
     if not several.any():
-        got = f"one step of each of {count} members"
+        got = f"one step of each of {counted(count, 'member')}" if count else "no checkpoint with a step"
         step = "Write several values of step for one member, or build with --keep-steps 0,10,100."
         raise ZooError(Problem(zoo.name, "kept steps", "a member with two or more", got, step))
     used = (rows[several] >= 0).any(axis=0)

@@ -220,6 +220,8 @@ def test_every_problem_of_a_recipe_is_listed(tmp_path: Path) -> None:
     assert len(refused.value.problems) == 5
     with pytest.raises(UnknownNameError, match="mnist-optunet"):
         Recipe.load("mnist-optune")
+    with pytest.raises(UnknownNameError, match="There is no such file"):
+        Recipe.load(tmp_path / "mnist-optunet.toml")
     file = tmp_path / "mine.toml"
     text = (FOLDER / "digits-optunet.toml").read_text()
     file.write_text(text.replace("batch = 32", "bach = 32"))

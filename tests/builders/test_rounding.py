@@ -118,7 +118,7 @@ def test_what_cannot_be_rounded_is_refused(zoo: Path, folder: Path, tmp_path: Pa
     with pytest.raises(ZooError, match=r"dtype: expected float16 or bfloat16, got int8"):
         rounding.round_weights(zoo, COLOUR, copy, dtype="int8", folder=folder)
     other = dataclasses.replace(COLOUR, learning_rate=0.3)
-    with pytest.raises(ZooError, match=r"recipe: expected .* of colour .*--where"):
+    with pytest.raises(ZooError, match=r"recipe: expected .* of colour .*Name the recipe that trained them"):
         rounding.round_weights(zoo, other, copy, folder=folder)
     with pytest.raises(ZooError, match=r"architecture: expected optunet in float32, the recipe's, got resnet8-conv-10"):
         rounding.round_weights(zoo, "digits-optunet", copy)

@@ -92,6 +92,11 @@ def test_what_is_missing_is_one_line_and_the_next_step(cli: Any, trained: Path, 
     assert ended.code == 2 and "Did you mean first-weight" in ended.line
     ended = cli("study", "symmetries", make_zoo()[0], "--variant", "first-weight")
     assert ended.code == 4 and "symmetry table" in ended.line
+    (trained.parent / "file").write_text("")
+    # before anything is computed, which would be lost
+    drawn = trained.parent / "file" / "pictures"
+    ended = cli("study", "symmetries", trained, "--variant", "frist-weight", "-o", drawn)
+    assert ended.code == 4 and "file: path: expected a path whose folders are folders" in ended.line
     assert cli("study").code == 2 and cli("study", "everything").code == 2
 
 

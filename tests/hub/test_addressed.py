@@ -42,12 +42,14 @@ def test_one_checkpoint_by_every_kind_of_address(tmp_path: Path, monkeypatch: py
         for name, array in one.items():
             np.testing.assert_array_equal(found[name], array)
     for place, error, said in (
-        ("zoo", ZooError, "expected one, got 2 of them. Name one of them, such as zoo#0"),
+        ("zoo", ZooError, "expected one, got 2 of them. Name one of them, such as 'zoo#0'"),
         ("zoo#7", UnknownNameError, "checkpoint '7'"),
         ("two.pt", UnknownNameError, "Name one of them, such as two.pt#"),
         ("two.pt#none", UnknownNameError, "state dict 'none'"),
         ("net.pt#none", UnknownNameError, "state dict 'none'"),
         ("nowhere/zoo/deep", AbsentError, "nowhere"),
+        ("net.pth", AbsentError, "net.pth: checkpoint: expected a file, got nothing. Did you mean net.pt?"),
+        ("runs/last.pt#ema", AbsentError, "runs/last.pt: checkpoint: expected a file, got nothing. Correct the path."),
     ):
         with pytest.raises(error, match=said.replace("(", r"\(")):
             checkpoint_at(place)

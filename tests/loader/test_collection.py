@@ -53,7 +53,7 @@ def test_rows_of_all_zoos_are_in_one_table_and_only_those_needed_are_opened(fold
     assert zoo.ids == ["m1", "m2"] and zoo.arch.name == NAMES["wide"]
     assert len(both.where([True] * 2 + [False] * 5)) == 2 and len(both.where({"zoo": "wide"})) == 3
     assert len(both.where("test_accuracy > 5")) == 0 and not both.where("test_accuracy > 5").zoos
-    with pytest.warns(UserWarning, match="both: column 'epoch': no value in any of 7 checkpoints") as warned:
+    with pytest.warns(UserWarning, match="both: column 'epoch': empty in all 7 checkpoints") as warned:
         assert len(both.where("epoch < 5")) == 0
     assert warned[0].filename == __file__
     with pytest.raises(IntegrityError, match="Write the collection again"):

@@ -204,7 +204,7 @@ def test_columns_without_values_that_no_row_can_meet_a_condition_on_are_named(ke
         with pytest.warns(UserWarning) as warned:
             assert len(zoo.where(filters)) == 0
         (warning,) = warned
-        got = f"zoo: {named}: no value in any of {len(zoo)} checkpoints, so no comparison holds. "
+        got = f"zoo: {named}: empty in all {len(zoo)} checkpoints, so that no comparison holds. "
         assert str(warning.message).startswith(got) and warning.filename == __file__
 
 
@@ -381,7 +381,7 @@ def test_conditions_mean_what_they_mean_in_python(kept_zoo, condition):
 
 
 @settings(max_examples=examples(1000), deadline=None)
-@pytest.mark.filterwarnings("ignore:.*no value in any of 17 checkpoints")
+@pytest.mark.filterwarnings("ignore:.*empty in all 17 checkpoints")
 @given(
     st.lists(
         st.sampled_from(

@@ -572,6 +572,8 @@ class Importer:
         form = forms.get(first[0]["file"]) if first else None
         step = "Save model.state_dict() of each network, or say with --layout what vectors hold."
         step = form.next_step if form is not None and form.next_step and not form.is_read else step
+        if first and all(item["reason"].startswith("left out by --") for item in first):
+            step = "Correct the patterns of --include and --exclude."
         raise ZooError(Problem(self.source.address, "networks", "at least one", got or "no files", step))
 
     def _checkpoint(self, file: FoundCheckpoints, picked: Picked) -> NewCheckpoint:

@@ -497,6 +497,8 @@ class TargetZoos:
         self.folder.rename(beside / label)
         beside.rename(self.folder)
         first.path, first.label = self.folder / label, label
+        if first in self._older:
+            self._note(f"{self.folder} was a zoo and is a folder of zoos now: what it held is in {first.path}")
 
     def _moves(self, path: Path, to: Path) -> None:
         """Do what is to be done before a zoo is moved; called again where it was killed before."""

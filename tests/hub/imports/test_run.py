@@ -88,6 +88,17 @@ def test_making_room_for_a_second_architecture_can_be_killed(tmp_path: Path, mov
     assert not beside.exists() and contents(tmp_path / "zoo") == before
 
 
+def test_a_zoo_that_becomes_a_folder_of_zoos_is_named(tmp_path: Path) -> None:
+    for name, shape in (("one", 2), ("two", 3)):
+        (tmp_path / name).mkdir()
+        save(tmp_path / name / "net.pt", {"w": np.ones(shape, np.float32)})
+    assert not import_zoo(tmp_path / "one", tmp_path / "zoo", license="MIT").notes
+    result = import_zoo(tmp_path / "two", tmp_path / "zoo", license="MIT")
+    (first,) = (name for name, added in result.zoos.items() if not added)
+    said = f"{tmp_path / 'zoo'} was a zoo and is a folder of zoos now: what it held is in {tmp_path / 'zoo' / first}"
+    assert said in result.notes and len(ckptzoo.open(tmp_path / "zoo" / first)) == 1
+
+
 def test_members_that_differ_in_a_fact_go_to_zoos_of_their_own(tmp_path: Path) -> None:
     ray_tune(tmp_path / "ray")
     result = import_zoo(tmp_path / "ray", tmp_path / "zoo", split_by="extra.model.dropout")

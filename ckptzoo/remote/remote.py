@@ -326,6 +326,8 @@ def _open_place(
                 step = "Make one with ckptzoo.create or python -m builders build."
                 if _is_file(place):
                     step = "Bring checkpoints of a file into a zoo with ckptzoo import."
+                    if path.name == ZOO:
+                        step = f"Name the folder that it is in: {path.parent}."
                 raise AbsentError(Problem(str(path), "a zoo", "a folder", got, step))
             return Remote(FolderStore(path), None, retry_policy=retry_policy)
         case HubAddress():

@@ -333,6 +333,11 @@ def test_an_upload_does_not_wait(zoo: Hosted) -> None:
     assert len(times) >= 3 and sorted(times)[len(times) // 2] < 1.0
 
 
+def test_a_folder_that_was_never_served_has_nothing_to_remove(tmp_path: Path) -> None:
+    assert run_serve("user", "--root", str(tmp_path / "new"), "ada").returncode == 0
+    assert "removed 0 blobs" in run_serve("gc", "--root", str(tmp_path / "new")).stdout
+
+
 def test_the_command(zoo: Hosted) -> None:
     done = run_serve("gc", "--root", str(zoo.root), "--dry-run", "--json")
     assert json.loads(done.stdout)["blobs"] == 0 and json.loads(done.stdout)["dry_run"] is True

@@ -224,7 +224,8 @@ def _unlink(
 
 
 def _blobs(root: Path) -> Iterator[Path]:
-    for folder in sorted((root / "blobs").iterdir()):
+    # a server that never ran has no such folder: accounts are made before
+    for folder in sorted((root / "blobs").glob("*")):
         yield from folder.iterdir()
 
 

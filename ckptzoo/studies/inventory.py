@@ -1,5 +1,6 @@
 """What is in this zoo? Counts, variants, sizes and the spread of the accuracies, from the metadata alone."""
 
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -435,7 +436,12 @@ def _listing_of(collection: Collection, folders: Sequence[str], where: Filters) 
 
 def _listing(name: str, zoos: Mapping[str, Zoo], where: Filters, notes: Sequence[str] = ()) -> ZooListing:
     """List the contents of zoos; with a condition only zoos in which something is selected."""
-    chosen = {folder: zoo if where is None else zoo.where(where) for folder, zoo in zoos.items()}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        chosen = {folder: zoo if where is None else zoo.where(where) for folder, zoo in zoos.items()}
+    # a column that is empty in one zoo decides nothing where another zoo has values
+    for warning in () if any(map(len, chosen.values())) else said:
+        warnings.warn(warning.message, stacklevel=3)
     inventories = {folder: inventory(zoo) for folder, zoo in chosen.items() if where is None or len(zoo)}
     return ZooListing(name, inventories, tuple(notes))
 

@@ -18,6 +18,7 @@ from ckptzoo.text import counted, printable, size
 from tests.support.derived_zoos import zoo_of
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
+ONE = ckptzoo.Architecture("one", (ckptzoo.Tensor("w", ()),))
 
 
 def printed(zoo: ckptzoo.Zoo, width: int = 200) -> str:
@@ -76,6 +77,16 @@ def test_a_folder_of_zoos_says_whether_it_is_a_collection(tmp_path: Path, capsys
     ckptzoo.write_collection(folder)
     take_stock(str(folder)).print()
     assert capsys.readouterr().out.startswith("collection of 2 zoos\n")
+
+
+def test_of_a_folder_of_zoos_columns_without_values_are_named_where_nothing_is_selected(tmp_path: Path) -> None:
+    rows = [{"id": "a", "epoch": 3.0}, {"id": "b"}]
+    for row in rows:
+        with ckptzoo.create(tmp_path / "zoos" / row["id"], arch=ONE) as writer:
+            writer.add({"w": np.zeros((), np.float32)}, row)
+    assert list(take_stock(str(tmp_path / "zoos"), "epoch > 2").zoos) == ["a"]
+    with pytest.warns(UserWarning, match="b: column 'epoch': empty in the only checkpoint"):
+        assert not take_stock(str(tmp_path / "zoos"), "epoch > 4").zoos
 
 
 def test_checkpoints_and_members_are_told_apart(perceptrons: Make) -> None:

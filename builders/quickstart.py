@@ -108,7 +108,9 @@ def run(*, members: int, to: str | Path, console: Console | None = None) -> None
     for file in files:
         console.print(str(file), highlight=False, soft_wrap=True)
     console.print(
-        f"\nNext: ckptzoo info {quote(str(root))}, or ckptzoo.open({str(root)!r}) in Python.", highlight=False, soft_wrap=True
+        f"\nNext: ckptzoo info {quote(str(root))}, or ckptzoo.open({str(root)!r}) in Python.",
+        highlight=False,
+        soft_wrap=True,
     )
 
 

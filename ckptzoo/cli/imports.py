@@ -74,7 +74,11 @@ def import_(
     ] = False,
     license: Annotated[
         str | None,
-        typer.Option("--license", metavar="SPDX", help="The licence of the weights; needed unless their format (--as) has one of its own."),
+        typer.Option(
+            "--license",
+            metavar="SPDX",
+            help="The licence of the weights; needed unless their format (--as) has one of its own.",
+        ),
     ] = None,
     dataset: Annotated[
         str | None, typer.Option("--dataset", metavar="NAME", help="The data set that they were trained on.")

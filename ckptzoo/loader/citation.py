@@ -106,9 +106,7 @@ class Citation(JsonFields, derived=("bibtex", "code")):
     def bibtex(self) -> str:
         """One entry of BibTeX, all of whose texts are escaped."""
         whole = counted(self.total, "checkpoint")
-        count = (
-            f"{self.checkpoints:,} of {whole}" if self.selection else whole
-        )
+        count = f"{self.checkpoints:,} of {whole}" if self.selection else whole
         selection = f", selection zoo{self.selection}" if self.selection else ""
         note = (
             f"ckptzoo zoo {' '.join(self.name.split())}, {count}, revision {self.revision}{selection}, ids {self.ids}"

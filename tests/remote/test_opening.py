@@ -78,7 +78,7 @@ def test_a_near_name_of_a_folder_is_said_before_a_hub_is_asked(
     (tmp_path / "org" / "optunet").mkdir(parents=True)
     (tmp_path / "org" / "optunet" / "zoo.json").write_text("{}")
     asked = len(front.seen)
-    with pytest.raises(AbsentError, match="got a file. Name the folder that it is in: org/optunet"):
+    with pytest.raises(AbsentError, match=r"got a file\. Name the folder that it is in: org/optunet"):
         open_remote("org/optunet/zoo.json", retry_policy=quick)
     for address in ("org/optunett", "org/optnet", str(tmp_path / "org" / "optunett")):
         with pytest.raises(AbsentError, match=r"Did you mean .*org/optunet\?"):

@@ -47,12 +47,12 @@ def test_draws_are_in_the_order_of_steps_and_else_of_their_numbers(
 
 def test_draws_whose_order_nothing_tells_and_those_of_several_methods_are_refused(tmp_path: Path) -> None:
     rows = [{"id": f"{at}", "mode": "a", "method": "hmc", "recipe_digest": "r"} for at in range(4)]
-    with pytest.raises(ZooError, match="zoo: chains: expected a step or a number .* got none, or one twice"):
+    with pytest.raises(ZooError, match=r"zoo: chains: expected a step or a number .* got none, or one twice"):
         chain_rows(zoo_of(tmp_path / "unordered" / "zoo", rows))
     for number, row in enumerate(rows):
         row |= {"draw": number // 2, "method": ("hmc", "swag")[number % 2]}
     zoo = zoo_of(tmp_path / "mixed" / "zoo", rows)
-    with pytest.raises(ZooError, match="zoo: chains: expected draws of one method, got hmc, swag. Select some: zoo"):
+    with pytest.raises(ZooError, match=r"zoo: chains: expected draws of one method, got hmc, swag\. Select some: zoo"):
         chain_rows(zoo)
     assert [rows.tolist() for rows in chain_rows(zoo.where("method == 'swag'"))] == [[0, 1]]
     assert chain_rows(zoo_of(tmp_path / "members", [{"id": "a"}, {"id": "b"}])) == []

@@ -118,7 +118,9 @@ def install_zoo(new_folder: Path, folder: Path, repository: str) -> None:
 
 def _occupied_error(folder: Path, repository: str, got: str) -> SpecError:
     step = "Name another folder with --new, or remove this one"
-    step += f"; ckptzoo push {quote(str(folder))} {repository} publishes the zoo in it." if got == "another zoo" else "."
+    step += (
+        f"; ckptzoo push {quote(str(folder))} {repository} publishes the zoo in it." if got == "another zoo" else "."
+    )
     expected = "none, an empty one, or one with this zoo from before"
     return SpecError(Problem(str(folder), "folder of the new zoo", expected, got, step))
 

@@ -109,7 +109,9 @@ def align(
 ) -> Aligned:
     r"""Permute the channels of K networks B so that they are close to a reference A: the same functions.
 
-    .. math:: g^* = \operatorname{argmax}_{g \in P} \langle A, g B \rangle = \operatorname{argmin}_{g \in P} \| A - g B \|
+    .. math::
+
+        g^* = \operatorname{argmax}_{g \in P} \langle A, g B \rangle = \operatorname{argmin}_{g \in P} \| A - g B \|
 
     over the permutations P of the table and all floating tensors but running statistics, which follow. Coordinate
     ascent, group by group (weight matching: Ainsworth et al., arXiv 2209.04836, section 3.2), from an order that sorted

@@ -313,7 +313,7 @@ def test_patterns_choose_files_inside_archives_too(tmp_path: Path) -> None:
         done = import_zoo(tmp_path / "source", tmp_path / f"zoo{number}", license="MIT", **options)
         assert {*rows_of(tmp_path / f"zoo{number}")} == expected
         assert all(item["reason"].startswith("left out by --") for item in done.passed_over) and done.passed_over
-    with pytest.raises(ZooError, match="left out by --include.* Correct the patterns of --include and --exclude"):
+    with pytest.raises(ZooError, match=r"left out by --include.* Correct the patterns of --include and --exclude"):
         import_zoo(tmp_path / "source", tmp_path / "none", license="MIT", include=["nothing*"])
 
 

@@ -410,7 +410,7 @@ class _Folders:
         if not place.is_dir():
             # the source is one file
             if path != place.name:
-                raise OSError(2, "not a file of this source")
+                raise OSError(2, "not a file of this source" if place.exists() else f"no folder {str(place)!r}")
             place = place.parent
         # links above the folder that was linked were resolved then
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

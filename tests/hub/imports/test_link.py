@@ -356,6 +356,13 @@ def test_references_are_followed_only_where_this_user_linked_them(linked: Path) 
         ckptzoo.open(linked)[name][:]
 
 
+def test_a_folder_that_is_gone_is_named(linked: Path) -> None:
+    zoo = ckptzoo.open(linked)
+    shutil.rmtree(linked.parent / "nets")
+    with pytest.raises(ZooError, match=r"expected the file that was linked, got no folder '.*/nets'"):
+        zoo[zoo.arch.names[0]][:]
+
+
 def test_no_path_of_this_machine_is_in_the_zoo(linked: Path) -> None:
     ckptzoo.verify(linked)
     for path in (path for path in linked.rglob("*") if path.is_file()):

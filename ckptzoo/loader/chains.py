@@ -14,7 +14,8 @@ def chains_of(rows: Sequence[Mapping[str, Any]], location: str) -> dict[str, lis
 
     That is the order of steps, where each draw of a chain has one of its own, and else that of the column ``draw``:
     draws may be numbered so that the first of them are spread over the chain. ``rows`` have the columns ``OF_CHAINS``.
-    Raises ``ZooError`` where they are not draws of one method, or nothing tells the order.
+    Raises ``ZooError`` where they are not draws of one method, those of a chain not of one recipe, or nothing tells the
+    order.
     """
     methods = dict.fromkeys(row["method"] for row in rows)
     if len(methods) != 1 or None in methods:
@@ -25,10 +26,13 @@ def chains_of(rows: Sequence[Mapping[str, Any]], location: str) -> dict[str, lis
     by_mode: dict[str, list[int]] = {}
     for position, row in enumerate(rows):
         by_mode.setdefault("" if row["mode"] is None else row["mode"], []).append(position)
+    recipe = rows[0]["recipe_digest"]
+    step = f"Select those of one recipe: zoo.where([('recipe_digest', '==', {recipe!r})])."
+    for mode, own in by_mode.items():
+        if (count := len({rows[position]["recipe_digest"] for position in own})) > 1:
+            raise ZooError(Problem(location, f"chain {mode!r}", "draws of one recipe", f"of {count}", step))
     key = next((name for name in ("step", "draw") if tells(name, rows, by_mode)), None)
     if key is None:
-        recipe = rows[0]["recipe_digest"]
-        step = f"Select those of one recipe: zoo.where([('recipe_digest', '==', {recipe!r})])."
         expected = "a step or a number (the column draw) of its own for each draw of a chain"
         raise ZooError(Problem(location, "chains", expected, "none, or one twice", step))
     return {mode: sorted(own, key=lambda position: rows[position][key]) for mode, own in by_mode.items()}

@@ -55,4 +55,11 @@ def test_draws_whose_order_nothing_tells_and_those_of_several_methods_are_refuse
     with pytest.raises(ZooError, match=r"zoo: chains: expected draws of one method, got hmc, swag\. Select some: zoo"):
         chain_rows(zoo)
     assert [rows.tolist() for rows in chain_rows(zoo.where("method == 'swag'"))] == [[0, 1]]
+    # two chains from one mode, whose steps differ
+    for number, row in enumerate(rows):
+        row |= {"step": number, "method": "hmc", "recipe_digest": ("r", "s")[number % 2]}
+    zoo = zoo_of(tmp_path / "recipes" / "zoo", rows)
+    with pytest.raises(ZooError, match=r"zoo: chain 'a': expected draws of one recipe, got of 2\. Select those of one"):
+        chain_rows(zoo)
+    assert [rows.tolist() for rows in chain_rows(zoo.where("recipe_digest == 's'"))] == [[0, 1]]
     assert chain_rows(zoo_of(tmp_path / "members", [{"id": "a"}, {"id": "b"}])) == []

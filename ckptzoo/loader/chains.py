@@ -31,11 +31,11 @@ def chains_of(rows: Sequence[Mapping[str, Any]], location: str) -> dict[str, lis
     for mode, own in by_mode.items():
         if (count := len({rows[position]["recipe_digest"] for position in own})) > 1:
             raise ZooError(Problem(location, f"chain {mode!r}", "draws of one recipe", f"of {count}", step))
-    key = next((name for name in ("step", "draw") if tells(name, rows, by_mode)), None)
-    if key is None:
+    keys = [name for name in ("step", "draw") if tells(name, rows, by_mode)]
+    if not keys:
         expected = "a step or a number (the column draw) of its own for each draw of a chain"
         raise ZooError(Problem(location, "chains", expected, "none, or one twice", step))
-    return {mode: sorted(own, key=lambda position: rows[position][key]) for mode, own in by_mode.items()}
+    return {mode: sorted(own, key=lambda position: rows[position][keys[0]]) for mode, own in by_mode.items()}
 
 
 def tells(name: str, rows: Sequence[Mapping[str, Any]], chains: Mapping[str, Sequence[int]]) -> bool:

@@ -251,6 +251,7 @@ def test_a_network_that_fails_stops_no_search(tmp_path: Path, monkeypatch: pytes
     assert "3 trials, 1 network, 1 of them on the Pareto front; 2 trials failed." in stream.getvalue()
 
 
+@pytest.mark.exhaustive
 def test_networks_that_diverge_are_failures_and_where_all_do_there_is_no_result(tmp_path: Path) -> None:
     file = tmp_path / "wild.toml"
     file.write_text(

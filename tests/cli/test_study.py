@@ -46,7 +46,7 @@ def test_symmetries_are_told(cli: Any, trained: Path) -> None:
     ("name", "ask", "pictures"),
     [
         ("symmetries", symmetries, ["margins.png", "scales.png", "transpositions.png"]),
-        ("permutations", permutations, ["permutations.png"]),
+        pytest.param("permutations", permutations, ["permutations.png"], marks=pytest.mark.exhaustive),
     ],
 )
 def test_json_is_the_study_and_the_files(

@@ -141,6 +141,7 @@ def test_kept_descriptions_and_any_size_of_batches_find_the_same(
     assert dedupe(zoo).groups == found.groups
 
 
+@pytest.mark.exhaustive
 def test_a_contribution_that_is_a_disguised_copy_is_named(traced: Traced, tmp_path: Path) -> None:
     weights = initial(4, 14)
     zoo = zoo_of(tmp_path / "zoo", traced, weights)

@@ -261,6 +261,7 @@ def test_all_panels_are_printed(browser: Chromium, shown: tuple[ckptzoo.Zoo, Pat
         assert all(window.page.locator("#components .plot canvas").evaluate_all(drawn))
 
 
+@pytest.mark.exhaustive
 def test_another_layer_has_other_places_and_no_brush(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
     with Window(browser, shown[1]) as window:
         panel = window.page.locator("#components figure").first
@@ -380,6 +381,7 @@ def test_by_keyboard_alone(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1200])
+@pytest.mark.sampled(3)
 def test_nothing_is_wrong_for_readers_of_screens_and_nothing_is_wide(
     browser: Chromium, shown: tuple[ckptzoo.Zoo, Path], scheme: str, width: int
 ) -> None:
@@ -415,6 +417,7 @@ def contrast(first: list[int], second: list[int]) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
+@pytest.mark.exhaustive
 def test_forced_colours_and_another_scheme_draw_again(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
     with Window(browser, shown[1]) as window:
         canvas = window.page.locator("#components .plot canvas").first
@@ -451,6 +454,7 @@ def test_what_zoos_say_is_text(browser: Chromium, tmp_path: Path, any_rows: None
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.sampled(2)
 def test_zoos_of_few_members(browser: Chromium, tmp_path: Path, count: int) -> None:
     rows = [{"id": f"net-{at}", "test_accuracy": 0.5} for at in range(count)]
     zoo = ckptzoo.open(optunets(tmp_path / "zoo", rows, gauge=count < 2))

@@ -235,6 +235,7 @@ def test_pages_are_those_of_a_stored_variant(zoos, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.sampled(3)
 def test_torch_and_datasets_read_the_same(pair):
     from torch.utils.data import DataLoader
 
@@ -291,7 +292,7 @@ def test_retracted_checkpoints_and_snapshots(zoos, tmp_path):
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(25, 10), deadline=None)
+@settings(max_examples=examples(25, 4), deadline=None)
 @given(data=st.data())
 def test_any_parts_shards_and_rows(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("any") / "zoo"

@@ -156,7 +156,7 @@ def pieces(draw: random.Random) -> Iterator[bytes]:
 @pytest.mark.slow
 def test_random_hostile_headers(tmp_path: Path) -> None:
     draw = random.Random(5)
-    for number in range(4 * examples(20)):
+    for number in range(examples(80, 24)):
         suffix = draw.choice(list(PACKERS))
         with PACKERS[suffix](tmp_path / f"{number:04d}{suffix}", "wb") as out:  # type: ignore[attr-defined]
             for piece in pieces(draw):

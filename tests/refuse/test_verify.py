@@ -131,7 +131,8 @@ def test_every_flipped_byte_is_found(sound):
     rng = random.Random(0)
     for path in files:
         data = path.read_bytes()
-        for at in sorted({0, 7, 8, len(data) - 1, *rng.sample(range(len(data)), 30 if ALL else 2)}):
+        ends = {0, 7, 8, len(data) - 1} if ALL else {8, len(data) - 1}
+        for at in sorted({*ends, *rng.sample(range(len(data)), 30 if ALL else 1)}):
             broken = bytearray(data)
             broken[at] ^= 1 << rng.randrange(8)
             path.write_bytes(broken)

@@ -116,7 +116,7 @@ def test_a_slow_reader_is_not_taken_for_a_slow_server(served: Served) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["busy", "limited"])
+@pytest.mark.parametrize("kind", ["limited", pytest.param("busy", marks=pytest.mark.exhaustive)])
 def test_a_busy_server_is_tried_again_after_the_wait_it_asks_for(served: Served, kind: str) -> None:
     served.faults.append(Fault(kind, 1, wait="1"))
     began = time.monotonic()

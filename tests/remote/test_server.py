@@ -138,7 +138,7 @@ def test_a_layer_by_reference_costs_as_much(server: Hosted) -> None:
 
 @pytest.mark.slow
 def test_what_a_reader_of_many_parts_opens_with_is_six_requests(server: Hosted, tmp_path: Path) -> None:
-    ckptzoo.compact(made(tmp_path / "many", 128 if ALL else 32, 2))
+    ckptzoo.compact(made(tmp_path / "many", 128 if ALL else 8, 2))
     push(server, tmp_path / "many", "lab/many")
     before = len(server.request_log.entries)
     remote = opened(server, "lab/many")

@@ -150,6 +150,7 @@ def test_the_least_barrier_and_variants_in_a_study(tmp_path: Path) -> None:
     assert files == {"barriers.png", "barriers.json"}
 
 
+@pytest.mark.exhaustive
 def test_zoos_of_several_widths_are_drawn_together(tmp_path: Path) -> None:
     zoos = []
     for width in (2, 4, 8):

@@ -353,8 +353,8 @@ def test_equal_results_give_equal_bytes(made: Make, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("members", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("members", [2, 3])
 def test_few_members_and_odd_names_can_be_drawn(made: Make, tmp_path: Path, members: int) -> None:
     zoo, _ = made(logits_of(members), lambda at: {"diverged": at % 7 == 1})
     found = ensembles(zoo, references={"$x^2_": 0.5, "b" * 80: 1.0, "c": 0.0, "d": 0.1})

@@ -24,6 +24,7 @@ from ckptzoo.studies.marginals import Marginals, marginals
 from ckptzoo.studies.plots import marginals as pictures
 from ckptzoo.studies.shared import plots
 from ckptzoo.studies.shared.value_histograms import histograms
+from tests.support.effort import ALL
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 Units = Callable[..., ckptzoo.Zoo]
@@ -116,7 +117,7 @@ def test_checkpoints_that_are_not_finite_are_left_out(perceptrons: Make, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "files"), [(1, 2), (2, 3), (7, 3), (8, 4)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_few_members_are_said_to_be_too_few(perceptrons: Make, tmp_path: Path, count: int, files: int) -> None:
     found = marginals(perceptrons(count)[0], "first-weight")
     assert found.within.pairs == (0 if count < equal_marginals.LEAST else 2 + 1 + 2)
@@ -156,9 +157,10 @@ def test_networks_of_many_tensors_are_thinned_out_in_print_and_pictures(tmp_path
 @pytest.mark.slow
 def test_pictures_show_both_variants_and_equal_results_give_equal_bytes(perceptrons: Make, tmp_path: Path) -> None:
     zoo, _ = perceptrons(80, name="$a long name_" + "x" * 90)
-    one, two = (marginals(zoo, "first-weight").plot(tmp_path / place) for place in ("one", "two"))
-    for first, second in zip(one, two, strict=True):
-        assert first.read_bytes() == second.read_bytes()
+    one = marginals(zoo, "first-weight").plot(tmp_path / "one")
+    if ALL:
+        for first, second in zip(one, marginals(zoo, "first-weight").plot(tmp_path / "two"), strict=True):
+            assert first.read_bytes() == second.read_bytes()
     for path in one[:3]:
         image = imread(path)[..., :3]
         assert image.shape[1] == 1440 and 400 < image.shape[0] < 1100

@@ -91,6 +91,7 @@ def test_one_cloud_has_no_steady_number() -> None:
     assert found.steadiest is None or found.steadiest[1] < 1.3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_ends_are_one_a_point_and_one_in_all() -> None:
     points = np.random.default_rng(2).normal(size=(25, 2))
@@ -156,6 +157,7 @@ def test_symmetric_copies_are_one_mode_in_the_gauge_only(tmp_path: Path, monkeyp
     assert "not resolved with 12 members; that takes 14 or more" in few and "steadiest number of all" not in few
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_many_members_are_thinned_out(perceptrons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,8 +233,8 @@ def test_a_zoo_without_a_table_is_refused(make_zoo: Callable[..., tuple[Path, di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 6])
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("count", [6, 1, 2])
+@pytest.mark.sampled(3)
 def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, request: pytest.FixtureRequest, count: int) -> None:
     if not effort.ALL:
         request.getfixturevalue("coarse")
@@ -240,7 +242,7 @@ def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, request: pytest.
     found = modes(zoo, "first-weight")
     first = found.plot(tmp_path / "one")
     assert [path.name for path in first] == ["modes.png", "modes.json"]
-    if count == 6 or effort.ALL:
+    if effort.ALL:
         assert first[0].read_bytes() == found.plot(tmp_path / "two")[0].read_bytes()
     for colour in (plots.DERIVED_COLOUR, *[plots.RAW_COLOUR] * (count > 1)):
         assert share(first[0], colour) > 1e-4

@@ -125,6 +125,7 @@ def test_the_distances_are_those_of_mmd(found: Posteriors, zoos: tuple[ckptzoo.Z
             assert figures == pytest.approx((100 * layer.median, layer.spread, layer.offset, *(100 * layer.mmd2)))
 
 
+@pytest.mark.exhaustive
 def test_members_that_modes_were_started_from_do_not_count(
     found: Posteriors, zoos: tuple[ckptzoo.Zoo, ckptzoo.Zoo], tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from ckptzoo.measure import convergence
 from ckptzoo.studies import mmd
 from ckptzoo.studies.ensemble_scores import log_softmax
 from ckptzoo.studies.reference import ENSEMBLE, FLOOR, LARGEST_R_HAT, reference
+from tests.support.effort import ALL
 
 pytest.importorskip("arviz_stats.base", reason="the extra hmc is not installed")
 ARCH = archs.architecture("mlp-6-3-4")
@@ -144,8 +145,9 @@ def test_nearness_is_what_it_is_defined_as(written: Callable[..., ckptzoo.Zoo], 
         assert abs(same[name].mean - floor[name].mean) < abs(ensemble[name].mean - floor[name].mean), name
     assert json.dumps(found.to_json()) and "total variation" in _printed(found)
     assert [path.name for path in found.plot(tmp_path / "pictures")] == ["reference.png", "reference.json"]
-    again = reference(zoo, [members, draws], modes=3, draws=5, replicates=2, shuffles=0)
-    assert again.to_json() == found.to_json()
+    if ALL:
+        again = reference(zoo, [members, draws], modes=3, draws=5, replicates=2, shuffles=0)
+        assert again.to_json() == found.to_json()
 
 
 def test_the_verdict_says_which_numbers_are_above(written: Callable[..., ckptzoo.Zoo]) -> None:

@@ -21,6 +21,7 @@ from ckptzoo.studies import gauge_distance as module
 from ckptzoo.studies.shared import plots
 from ckptzoo.studies.symmetries import GaugeCounts, Symmetries, symmetries
 from ckptzoo.symmetry import GroupElement, apply, transpositions
+from tests.support.effort import ALL
 from tests.support.pictures import share
 
 Make = Callable[..., ckptzoo.Zoo]
@@ -231,10 +232,11 @@ def test_pictures_are_drawn_and_equal_for_equal_zoos(sorted_units: Make, tmp_pat
     keys = np.random.default_rng(9).uniform(-0.9, 0.9, (50, 6))
     keys[0, 0] = keys[0, 1]
     found = symmetries(sorted_units(keys, 2.0), "first-weight")
-    one, two = found.plot(tmp_path / "one"), found.plot(tmp_path / "two")
+    one = found.plot(tmp_path / "one")
     assert [path.name for path in one] == ["margins.png", "scales.png", "transpositions.png", "symmetries.json"]
-    for first, second in zip(one, two, strict=True):
-        assert first.read_bytes() == second.read_bytes()
+    if ALL:
+        for first, second in zip(one, found.plot(tmp_path / "two"), strict=True):
+            assert first.read_bytes() == second.read_bytes()
     for path in one[:3]:
         assert imread(path).shape[1] == 1440 and share(path, plots.RAW_COLOUR) > 1e-4, path
     assert share(one[0], plots.DERIVED_COLOUR) > 1e-5, "the tied checkpoint is in the key"

@@ -46,9 +46,9 @@ def members(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("method", CHANGES)
 @pytest.mark.sampled(3)
 def test_draws_are_whole_checkpoints_with_statistics_of_their_own_weights(
-    method: str, folder: Path, members: Path, tmp_path: Path
+    method: str, folder: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    start = members if posterior.get(method).starts == "member" else None
+    start = request.getfixturevalue("members") if posterior.get(method).starts == "member" else None
     options: dict[str, Any] = {"modes": 2, "draws": 2, "start": start, "folder": folder, "changes": CHANGES[method]}
     built = build(method, COLOUR, tmp_path / "zoo", **options, console=QUIET)
     assert (built.draws, built.modes) == (4, 2)

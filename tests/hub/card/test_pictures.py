@@ -160,6 +160,7 @@ def test_pictures_behind_a_link_are_not_uploaded(server: Hosted, make_zoo: Make,
     assert server.request_log.count("create", "upload", "commit") == 0
 
 
+@pytest.mark.exhaustive
 def test_a_page_made_again_on_the_hub_keeps_its_pictures(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
     older = Path(shutil.copytree(zoo, tmp_path / "older"))

@@ -272,6 +272,7 @@ def test_scaling_of_the_recipe(bring: Bring, server: Hosted, zoo: Path, tmp_path
     assert made.entries[0].measured == accuracy_of(state_of(1), tmp_path / "data")
 
 
+@pytest.mark.exhaustive
 def test_the_zoo_moves_on_before_the_pull_request(server: Hosted, bring: Bring, zoo: Path, tmp_path: Path) -> None:
     """Another part with the same number came meanwhile: both are there, in the order of their names."""
     made = bring(saved(tmp_path / "one.safetensors", state_of(1)))

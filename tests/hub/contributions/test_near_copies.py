@@ -75,6 +75,7 @@ def test_independent_checkpoints_are_merged(tamper: Tamper) -> None:
     assert found.merged is not None and check(found).outcome == "passed" and "none nearer" in check(found).detail
 
 
+@pytest.mark.exhaustive
 def test_small_zoos_are_not_compared(server: Hosted, make_zoo: Callable[..., Path], tmp_path: Path) -> None:
     found = Tamper(server, make_zoo("zoo"), tmp_path)
     done = found.review(found.propose(found.part(50)))

@@ -147,6 +147,7 @@ def test_variants_that_a_merge_made_without_checks_are_named_and_counted(say: Sa
 
 
 @pytest.mark.parametrize("arrays", ["none", "labels", "classes", "size"])
+@pytest.mark.sampled(3)
 def test_inputs_that_do_not_fit(say: Say, tmp_path: Path, arrays: str) -> None:
     with ckptzoo.create("loop", arch=net(0)) as writer:
         writer.add(net(1), {"id": "net-1"})

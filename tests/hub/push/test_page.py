@@ -92,6 +92,7 @@ def test_a_stale_page_is_all_there_is_to_do(server: Hosted, make_zoo: Make, tmp_
     assert pushed(server, zoo).commits == ()
 
 
+@pytest.mark.exhaustive
 def test_the_last_pushers_card_stands(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
     other = Path(shutil.copytree(zoo, tmp_path / "other"))

@@ -98,7 +98,7 @@ def test_any_series_of_pushes_leaves_the_table_of_what_is_there(server: Hosted, 
     for root in roots:
         add(root / "narrow", NAMES["narrow"], 1)
     there: dict[str, set[str]] = {}
-    for turn in range(examples(8, 4)):
+    for turn in range(examples(8, 2)):
         root = roots[int(rng.integers(2))]
         for _ in range(int(rng.integers(1, 3))):
             folder = str(rng.choice(["narrow", "wide", "x y", "%41"]))
@@ -169,6 +169,7 @@ def test_a_push_that_is_killed_leaves_the_collection_as_it_was(
     assert ckptzoo.verify_collection(down) == [] and len(ckptzoo.open_collection(down)) == 19
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("kind", sorted(FAULT_KINDS) if ALL else ["lost"])
 def test_faults_now_and_then_cost_nothing(server: Hosted, both: Path, tmp_path: Path, kind: str) -> None:
@@ -258,6 +259,7 @@ def test_repositories_of_something_else_are_refused(server: Hosted, both: Path, 
             sent(server, both, role)
 
 
+@pytest.mark.exhaustive
 def test_cards_and_pages_of_people_stay(server: Hosted, both: Path, tmp_path: Path) -> None:
     (both / "README.md").write_text("# By hand\n")
     found = sent(server, both)

@@ -74,6 +74,7 @@ def test_without_a_card(server: Hosted, make_zoo: Make) -> None:
     assert rewritten(server, Card("zoo")).commit is not None
 
 
+@pytest.mark.exhaustive
 def test_a_lost_race_is_run_again(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     client = by_hand(server, make_zoo())
     with inject_faults(server, at=(0, 1), kinds=("conflict",)):

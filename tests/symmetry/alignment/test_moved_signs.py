@@ -93,7 +93,7 @@ def distance(first: Weights, second: Weights) -> float:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_disguised_copies_come_back(name: str) -> None:
     table, one, _ = setting(name, 0.0)
     for seed in range(3):
@@ -105,7 +105,7 @@ def test_disguised_copies_come_back(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_the_result_does_not_depend_on_the_disguise(name: str) -> None:
     table, one, other = setting(name, 0.05)
     first, second = (

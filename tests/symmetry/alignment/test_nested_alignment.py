@@ -172,7 +172,7 @@ def test_brute_force_over_all_permutations(noise: float, least: int) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_the_distance_never_rises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of unrelated networks, against the identity and from turn to turn."""
     table, shapes = TABLES[name]
@@ -211,7 +211,8 @@ def test_a_result_depends_neither_on_the_others_nor_on_threads(name: str, own: b
         assert (alone.sweeps[0], alone.ties[0]) == (found.sweeps[row], found.ties[row])
 
 
-@pytest.mark.parametrize("name", ["three heads of queries", "permutations", "packed permutations"])
+@pytest.mark.parametrize("name", ["packed permutations", "three heads of queries", "permutations"])
+@pytest.mark.sampled(3)
 def test_the_result_does_not_depend_on_the_disguise(name: str) -> None:
     table, shapes = TABLES[name]
     weights, reference = weights_of(shapes, 6, 1), weights_of(shapes, 1, 2)

@@ -67,6 +67,7 @@ def test_single_precision_and_networks_that_are_not_finite() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(2)
 def test_no_sweep_raises_the_distance(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, reference = pair(name, 2)
     distances: list[np.ndarray] = []

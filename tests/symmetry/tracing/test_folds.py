@@ -172,6 +172,7 @@ def test_a_decoder_has_as_many_free_dimensions_as_its_jacobian(
         assert nullity(module, traced, tokens(20, 2)) == total
 
 
+@pytest.mark.exhaustive
 def test_rows_without_a_bias_hold_the_constants() -> None:
     """Shifts go into the means of the rows of queries; those of keys and values are free as their biases were."""
     module = Decoder(1, qkv_bias=False)
@@ -198,6 +199,7 @@ def test_layers_of_torch(norm_first: bool, bias: bool) -> None:
     check_fold(module, traced, stream(3, 2))
 
 
+@pytest.mark.exhaustive
 def test_a_tied_table_of_which_one_name_is_not_used() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:

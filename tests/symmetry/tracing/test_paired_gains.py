@@ -102,6 +102,7 @@ def test_shifted_gains_have_no_scales() -> None:
     assert all(table[name].scale == "none" for action in gains for name in action.groups)
 
 
+@pytest.mark.exhaustive
 def test_each_pair_has_its_own_layout() -> None:
     """Heads of an odd size, which have no halves, beside others with rotary embeddings."""
     module = nn.Sequential(Attention(RMSNorm, "entries", head=3), Attention(RMSNorm, "halves"))

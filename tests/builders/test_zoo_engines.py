@@ -120,14 +120,14 @@ def test_a_zoo_that_another_engine_has_grown_meanwhile(tmp_path: Path) -> None:
     zoo, other = tmp_path / "zoo", tmp_path / "other"
     plan(TOY, zoo, members=2, engine="mlp", unit_size=1)
     work(zoo, share=(0, 2), console=QUIET)
-    build(TOY, other, members=1, first_seed=5, engine="single", console=QUIET)
+    build(TOY, other, members=1, first_seed=5, engine="general", console=QUIET)
     found = ckptzoo.open(other)
     with ckptzoo.append(zoo) as writer:
         writer.add({name: found[name][:] for name in found.arch.names}, found.metadata.to_pylist())
     for command in (work, merge):
-        with pytest.raises(ZooError, match="expected single, which made those of the zoo, got mlp"):
+        with pytest.raises(ZooError, match="expected general, which made those of the zoo, got mlp"):
             command(zoo, TOY)
-    assert engines_in(zoo) == ["single"]
+    assert engines_in(zoo) == ["general"]
 
 
 def test_planted_members_too(tmp_path: Path) -> None:

@@ -17,20 +17,13 @@ from ckptzoo.explorer import page as write_page
 from ckptzoo.format.splits import make_split
 from ckptzoo.schema.card import Card
 from tests.explorer.test_page import HOSTILE
-from tests.support.chromium import chromium, go_to, sideways, violations
+from tests.support.chromium import go_to, sideways, violations
 from tests.support.derived_zoos import ARCH, TABLE, weights_of
 from tests.support.explorer_pages import optunets, payload_of, rows_with_gaps
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 MEMBERS = 150
 BRUSHES = 200
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    """One browser for all tests."""
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -43,6 +43,7 @@ def test_push_and_pull_bring_them(server: Hosted, tmp_path: Path) -> None:
     assert pushed(server, path).parts == ()
 
 
+@pytest.mark.exhaustive
 def test_a_part_of_a_zoo_leaves_them_behind_and_can_be_predicted_again(server: Hosted, tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo", (3, 2))
     whole = predicted(path)

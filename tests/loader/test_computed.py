@@ -80,6 +80,7 @@ def test_what_the_zoo_says_of_the_variant(pair):
 
 
 @pytest.mark.parametrize("name", [*ARCH.names, "tied.weight"])
+@pytest.mark.sampled(2)
 def test_the_variant_is_g_applied_to_raw(zoos, name):
     raw = {tensor: np.asarray(zoos["computed"][tensor]) for tensor in ARCH.names}
     expected = apply(elements_of(COUNT, ungauged=UNGAUGED), raw, TABLE)["fc.weight" if "tied" in name else name]
@@ -95,6 +96,7 @@ def test_the_variant_is_g_applied_to_raw(zoos, name):
         (slice(None), None), ([5, 12], [0, 1]), ([9, 2, 2], slice(None), 1), (slice(0, 0), 1),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(2)
 def test_every_index_reads_the_same(pair, key):
     stored, other = pair
     for name in ("conv.weight", "fc.weight", "grouped.weight", "head.weight", "free.scale"):

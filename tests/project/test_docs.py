@@ -20,7 +20,7 @@ from playwright.sync_api import Page
 
 import ckptzoo
 from ckptzoo.schema.metadata import KINDS, LEAST
-from tests.support.chromium import chromium, sideways, violations
+from tests.support.chromium import sideways, violations
 from tests.support.effort import ALL
 from tests.support.made_once import made_once
 
@@ -224,13 +224,6 @@ def test_the_citation_is_that_of_the_package() -> None:
     assert citation["version"] == ckptzoo.__version__ and citation["license"] == "Apache-2.0"
     for author in (*citation["authors"], *citation["references"][0]["authors"]):
         assert {"name"} == set(author) or {"family-names", "given-names"} == set(author)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    """One browser for all tests."""
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture

@@ -244,6 +244,7 @@ LIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
+@pytest.mark.sampled(2)
 def test_a_consistent_lie_in_the_index_is_found(make_zoo, lie):
     path, _ = make_zoo((4,))
     change, word = LIES[lie]
@@ -417,6 +418,7 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("lie", HEADERS)
+@pytest.mark.sampled(2)
 def test_a_header_that_lies_is_found(make_zoo, lie):
     text, word = HEADERS[lie]
     path, _ = make_zoo((4,))

@@ -41,6 +41,7 @@ def read(served: Served, retry_policy: RetryPolicy, start: int = 1000, stop: int
     "kind", ["short", "reset", "hangup", "down", "busy", "limited", "whole", "shifted", "less", "packed", "stall"]
 )
 @pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.sampled(2)
 def test_transient_faults_lose_no_byte(served: Served, quick: RetryPolicy, kind: str, times: int) -> None:
     served.faults.append(Fault(kind, times))
     assert read(served, quick) == DATA[1000:900_000]

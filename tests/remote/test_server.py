@@ -180,6 +180,7 @@ def test_faults_now_and_then_cost_no_byte(server: Hosted, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KIND)
+@pytest.mark.sampled(2)
 def test_faults_always_end_in_an_error_in_time(server: Hosted, kind: str) -> None:
     remote = opened(server, deadline=0.3, min_bytes_per_second=10**8, connection_deadline=0.2, max_server_wait=0.0)
     wanted = blocks_of(remote, LAYER, 4)

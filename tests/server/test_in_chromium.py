@@ -13,7 +13,7 @@ from ckptzoo.schema.review_mark import ReviewMark
 from ckptzoo.server.pages import zoos
 from ckptzoo.server.store import accounts, sessions
 from ckptzoo.server.store.audit import OPERATOR
-from tests.support.chromium import chromium, go_to, sideways, violations
+from tests.support.chromium import go_to, sideways, violations
 from tests.support.effort import ALL
 from tests.support.hosted import Hosted, hosted, push
 
@@ -39,13 +39,6 @@ tags: [ckptzoo, arch:mlp]
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    """One browser for all tests."""
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture

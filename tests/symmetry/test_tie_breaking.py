@@ -77,6 +77,7 @@ def assert_all_the_same(table: Symmetry, weights: Weights) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(6,), (4, 6), (6, 6), (4, 4, 4), (8, 10, 12), (4,) * 10])
+@pytest.mark.sampled(2)
 def test_cycles(lengths: tuple[int, ...]) -> None:
     """A 6-cycle, and a 4-cycle beside a 6-cycle: refinement tells no two channels apart."""
     assert_all_the_same(*between(cycles(*lengths)))
@@ -84,6 +85,7 @@ def test_cycles(lengths: tuple[int, ...]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("middle", [plane(2), plane(3), plane(5), *(regular(n, n) for n in (7, 10, 20, 40))])
+@pytest.mark.sampled(2)
 def test_designs_and_regular_graphs(middle: np.ndarray) -> None:
     assert_all_the_same(*between(middle))
 

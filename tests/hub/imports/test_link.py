@@ -301,6 +301,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.sampled(2)
 def test_a_file_that_changed_is_named_and_the_others_are_read(linked: Path, how: str) -> None:
     zoo = ckptzoo.open(linked)
     name = zoo.arch.names[0]

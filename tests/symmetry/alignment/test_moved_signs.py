@@ -128,6 +128,7 @@ def test_signs_of_a_stream_alone() -> None:
 
 
 @pytest.mark.parametrize("seed", range(examples(10)))
+@pytest.mark.sampled(2)
 def test_signs_on_a_forest_are_the_best(seed: int) -> None:
     """Against all signs, for random terms of one group and of two."""
     rng = np.random.default_rng(seed)

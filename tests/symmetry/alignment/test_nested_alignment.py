@@ -99,6 +99,7 @@ def same_permutations(found: GroupElement, planted: GroupElement) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.sampled(2)
 def test_a_disguise_of_the_reference_is_undone(name: str) -> None:
     table, shapes = TABLES[name]
     reference, g = weights_of(shapes, 1, 1), disguise(table, 6, 2)
@@ -114,6 +115,7 @@ def test_a_disguise_of_the_reference_is_undone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.sampled(2)
 def test_noise_of_a_tenth_leaves_the_heads_where_they_belong(name: str) -> None:
     """Found in all 20 networks of each table; 19 are asked for."""
     table, shapes = TABLES[name]

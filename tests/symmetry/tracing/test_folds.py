@@ -344,6 +344,7 @@ needs_libraries = pytest.mark.skipif(
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(("layers", "tied", "folds"), [(1, False, 132), (2, False, 222), (1, True, 96), (2, True, 186)])
+@pytest.mark.sampled(2)
 def test_gpt2(layers: int, tied: bool, folds: int, attention: str) -> None:
     assert folded_dimensions(trace(*gpt2(layers, tied=tied, attention=attention))) == folds
 
@@ -363,6 +364,7 @@ def test_gpt2(layers: int, tied: bool, folds: int, attention: str) -> None:
         ("transformers Bert, sdpa", 2 * (8 * 12 + 2 * 16 + 2) + 12 + (2 * 11 + 30 + 16 + 2)),
     ],
 )
+@pytest.mark.sampled(2)
 def test_published_architectures(name: str, folds: int) -> None:
     module, example = SMALL[name]()
     traced = trace(module, example)

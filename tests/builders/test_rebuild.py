@@ -35,7 +35,7 @@ ROLLING = dataclasses.replace(TOY, name="rolling", momentum=0.9, learning_rate=0
 KEPT = (0, 7, 20)
 STEPS = TOY.steps
 RECIPES = {"toy": TOY, "rolling": ROLLING}
-SLOWLY = settings(max_examples=examples(200, 4), suppress_health_check=[HealthCheck.too_slow])
+SLOWLY = settings(max_examples=examples(200, 2), suppress_health_check=[HealthCheck.too_slow])
 
 
 def make(folder: Path) -> None:

@@ -122,6 +122,7 @@ def test_by_keyboard_alone(laboratory: Hosted, browser: Chromium) -> None:
     context.close()
 
 
+@pytest.mark.exhaustive
 def test_signing_in_with_a_token(laboratory: Hosted, browser: Chromium) -> None:
     context = browser.new_context()
     page = context.new_page()
@@ -169,6 +170,7 @@ def test_nothing_is_cut_on_paper(laboratory: Hosted, browser: Chromium) -> None:
     context.close()
 
 
+@pytest.mark.exhaustive
 def test_what_is_beside_a_list_is_reached_without_its_rows(laboratory: Hosted, browser: Chromium) -> None:
     context = browser.new_context(viewport={"width": 320, "height": 600})
     page = context.new_page()

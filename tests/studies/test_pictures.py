@@ -40,6 +40,7 @@ def test_equal_overviews_give_equal_bytes_whatever_the_settings(perceptrons: Mak
     assert {path.name for path in (tmp_path / "one").iterdir()} == {path.name for path in one}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_both_variants_and_the_diverged_are_seen(perceptrons: Make, tmp_path: Path) -> None:
     zoo, _ = perceptrons(rows=lambda at: {"diverged": at % 10 == 0})

@@ -204,6 +204,7 @@ def test_nothing_at_all_and_nothing_whole_are_refused(derived: Path, tmp_path: P
     verified(tmp_path / "canonical")
 
 
+@pytest.mark.exhaustive
 def test_a_condition_in_any_form(derived: Path, tmp_path: Path) -> None:
     import pyarrow.compute as pc
 

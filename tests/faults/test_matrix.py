@@ -2,8 +2,9 @@
 
 A fault that passes costs no more than time; one that stays ends in an error that says what to do, within bounds, and
 leaves what the same call can carry on. The judge is the server's ledger and the bytes of the zoo on this machine.
-By default every kind of fault is met once, in one of both ways, by a reader or a writer, which take turns. With ``CKPTZOO_TESTS=all`` every cell is tried in both, every request of every operation meets every fault
-in turn, and more seeds are tried.
+By default every kind of fault is met once, in one of both ways, by a reader or a writer, which take turns. With
+``CKPTZOO_TESTS=all`` every cell is tried in both, every request of every operation meets every fault in turn, and more
+seeds are tried.
 """
 
 import time
@@ -39,7 +40,7 @@ WRITERS = ("push", "grow", "contribute", "merge")
 
 
 def cells(turn: int) -> list[tuple[str, str]]:
-    """Every cell in full; by default one for each second kind, of a reader or a writer in turn, by turn those or the others."""
+    """Every cell in full; by default one for each second kind, from the one of this number on, of readers and writers."""
     if ALL:
         return CELLS
     chosen = list[tuple[str, str]]()

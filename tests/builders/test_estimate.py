@@ -104,6 +104,7 @@ def test_real_steps_are_taken_and_nothing_is_written(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.exhaustive
 def test_the_speed_is_that_of_a_build(tmp_path: Path) -> None:
     recipe = Recipe.load("digits-optunet").shortened(2)
     expected = estimate(recipe, members=8, engine="optunet", seconds=0.3)

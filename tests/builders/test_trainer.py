@@ -274,7 +274,7 @@ def test_members_in_float64_are_measured_and_stored_in_float32() -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES[::-1])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_a_member_is_the_same_alone_and_among_sixteen(engine: str) -> None:
     with open_trainer(DIGITS, FULL, engine=engine) as trainer:
         together, alone = trainer.start(range(16)), trainer.start([7])

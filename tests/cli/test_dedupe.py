@@ -113,6 +113,7 @@ run(sys.argv[1:])
     assert cli("dedupe", zoo, "--saved", kept, "--json").out == alone.out
 
 
+@pytest.mark.exhaustive
 def test_another_zoo_with_the_same_ids_keeps_its_own(zoo: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     other = written(tmp_path / "other", ARCH, weights_of(COUNT, 1))

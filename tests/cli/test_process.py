@@ -87,6 +87,7 @@ def test_ctrl_c_between_write_and_rename_leaves_the_old_file(optunets: Any, tmp_
     assert [file.name for file in target.parent.iterdir()] == [target.name] and target.read_bytes() == b"old"
 
 
+@pytest.mark.exhaustive
 def test_the_end_of_a_batch_job_is_ctrl_c(optunets: Any, tmp_path: Path) -> None:
     target = tmp_path / "out" / "one.safetensors"
     target.parent.mkdir()

@@ -101,6 +101,7 @@ def test_other_precisions(traced: Traced, tmp_path: Path, dtype: str) -> None:
     assert found.groups == ids([at, COUNT + at] for at in range(COUNT))
 
 
+@pytest.mark.exhaustive
 def test_pairs_within_ten_tolerances_are_near_and_identical_ones_are_said_to_be(traced: Traced, tmp_path: Path) -> None:
     weights = initial(6, 7)
     near = changed(weights, "head.weight", 1e-5, np.random.default_rng(8))

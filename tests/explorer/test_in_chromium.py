@@ -483,6 +483,7 @@ def test_trajectories_and_a_sample(browser: Chromium, tmp_path: Path) -> None:
         assert selected(zoo, code) == window.copied("Copy ids").split() == ["m3-1000", "m4-1000", "m5-1000"]
 
 
+@pytest.mark.exhaustive
 def test_many_members_are_a_density(browser: Chromium, tmp_path: Path) -> None:
     count = 20_100
     arch = ckptzoo.Architecture("pairs", (ckptzoo.Tensor("fc.weight", (2,)),))

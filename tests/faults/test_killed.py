@@ -105,6 +105,7 @@ def test_a_server_that_is_killed_keeps_what_it_acknowledged(
     server.kill()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", range(5, 20) if ALL else (8,))
 def test_a_server_that_comes_back_within_seconds_costs_nothing_but_time(apart: Bench, tiny: Path, count: int) -> None:
     """With the default policies, the same call goes on."""

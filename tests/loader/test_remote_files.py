@@ -145,6 +145,7 @@ def test_streams_ensembles_and_checkpoints_are_the_same(server, tmp_path, shuffl
     assert far["conv1.weight"][0].tobytes() == near["conv1.weight"][0].tobytes()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_variant_of_which_some_parts_are_computed_is_the_same(server, tmp_path):
     path = zoo_of(tmp_path / "zoo", (6, 4))

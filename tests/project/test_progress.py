@@ -123,6 +123,7 @@ def test_a_notebook_has_a_bar_and_then_a_line(with_widgets: bool, monkeypatch: p
         assert {"deriving canonical: 2 of 4, 0:00:00 left"} <= {bundle["text/plain"] for bundle in bundles}
 
 
+@pytest.mark.exhaustive
 def test_an_error_leaves_how_far_the_work_was() -> None:
     cell = """
 from ckptzoo.progress import progress_bars

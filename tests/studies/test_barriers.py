@@ -123,6 +123,7 @@ def test_losses_of_permutations_are_finite_and_right_for_any_logits(scale: float
         assert every[swapped, one, other] == pytest.approx(losses.mean(), rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.exhaustive
 def test_the_least_barrier_and_variants_in_a_study(tmp_path: Path) -> None:
     path = written(tmp_path / "zoo", archs.architecture(OPTUNET), weights_of(6, 5, arch=archs.architecture(OPTUNET)))
     zoo = ckptzoo.open(path)

@@ -40,6 +40,7 @@ def disguised(name: str, weights: Weights, seed: int, *, noise: float = 0.0, spr
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(2)
 def test_planted_copies_are_found_and_independent_networks_are_new(tmp_path: Path, name: str) -> None:
     weights = weights_of(30, 1, arch=archs.architecture(name))
     zoo = zoo_of(tmp_path / "zoo", name, weights)

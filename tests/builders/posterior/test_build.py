@@ -72,7 +72,7 @@ def content(path: Path) -> dict[tuple[str, int], bytes]:
 
 
 @pytest.mark.parametrize("method", posterior.names())
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_draws_are_checkpoints_that_say_what_they_are(method: str, members: Path, tmp_path: Path) -> None:
     built = draws_of(method, tmp_path / "zoo", members)
     assert (built.draws, built.modes) == (12, 3)

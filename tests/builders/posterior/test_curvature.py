@@ -175,6 +175,7 @@ def test_it_annihilates_scales_and_softmax_shifts() -> None:
     assert changes.max() < 1e-12 * torch.linalg.matrix_norm(found, 2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not (REAL / "mnist").is_dir(), reason="MNIST is not there")
 def test_a_trained_optunet_has_23_eigenvalues_of_0() -> None:
     recipe, zoo = Recipe.load("mnist-optunet"), ckptzoo.open(CARD)

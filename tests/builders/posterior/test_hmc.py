@@ -238,6 +238,7 @@ def test_the_warm_up_adapts_as_blackjax_does() -> None:
         assert not np.allclose(scaling, 1)
 
 
+@pytest.mark.exhaustive
 def test_energies_that_are_not_finite_are_refused_by_mode_and_step(tmp_path: Path) -> None:
     with pytest.raises(
         ZooError, match=r"energy of mode toy-hmc-\w{8}-000000 after 0 transitions: expected finite, got inf"

@@ -136,6 +136,7 @@ def test_verify_and_listing_leave_the_folder_alone(make_zoo: Make) -> None:
     assert ckptzoo.verify(zoo) == []
 
 
+@pytest.mark.exhaustive
 def test_a_push_uploads_what_the_card_names(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
     illustrated(zoo, b=1, a=2)

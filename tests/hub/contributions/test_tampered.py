@@ -167,12 +167,13 @@ def test_copies_of_the_zoo(tamper: Tamper) -> None:
 
 
 def test_odd_evaluations_are_as_good_as_none(tamper: Tamper) -> None:
-    for text in (
+    texts = (
         '{"evaluation": {"dataset": "../../etc", "mean": 0, "std": 1}}',
         '{"evaluation": {"dataset": "mnist", "mean": ["1"], "std": 1}}',
         '{"evaluation": {"dataset": "mnist", "mean": 0, "std": 0}}',
         '{"evaluation": 3}',
-    ):
+    )
+    for text in texts if ALL else texts[::3]:
         found = tamper.review(tamper.propose(tamper.part(test_accuracy=0.99, extra=text)), merge=False)
         # the four have the same weights
         outcomes = {check.name: check.outcome for check in found.checks if check.name != "open requests"}

@@ -491,6 +491,7 @@ def test_kills_of_link_and_materialize_lose_and_double_nothing(tmp_path: Path, m
         assert not list(zoo.parent.glob(".ckptzoo-tmp-*"))
 
 
+@pytest.mark.exhaustive
 def test_what_is_made_of_a_zoo_is_what_is_made_of_a_copy(tmp_path: Path) -> None:
     source = ckptzoo.open("cards/mnist-optunet")[:5]
     (tmp_path / "nets").mkdir()

@@ -165,7 +165,7 @@ NAMES = {
     facts=st.booleans(),
     final=st.booleans(),
 )  # fmt: skip
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 def test_checkpoints_of_a_run_are_one_member(
     tmp_path_factory: pytest.TempPathFactory, form: str, runs: list[str], steps: list[int], facts: bool, final: bool
 ) -> None:

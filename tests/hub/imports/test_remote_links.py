@@ -181,6 +181,7 @@ def test_linking_asks_for_headers_alone_and_for_each_once(web: Served, tmp_path:
     assert web.sent - before <= 21 * 65536 + 20 * 800 * 800 * 4
 
 
+@pytest.mark.exhaustive
 def test_of_arrays_and_files_of_ggml_what_says_where_tensors_are_is_fetched(tmp_path: Path) -> None:
     (tmp_path / "nets").mkdir()
     for number, form in enumerate((npz, npz, gguf, gguf)):

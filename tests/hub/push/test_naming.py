@@ -45,6 +45,7 @@ def test_a_release_of_a_repository(server: Hosted, hub: dict[str, Any], make_zoo
         ckptzoo.open(ZOO, revision="2026-10", **hub)
 
 
+@pytest.mark.exhaustive
 def test_names_are_kept_when_history_is_squashed_and_garbage_collected(
     server: Hosted, hub: dict[str, Any], make_zoo: Make
 ) -> None:

@@ -283,6 +283,7 @@ def test_cards_and_pages_of_people_stay(server: Hosted, both: Path, tmp_path: Pa
     assert [entry.folder for entry in ckptzoo.open_collection(REPO, endpoint=server.url).entries] == list(NAMES)
 
 
+@pytest.mark.exhaustive
 def test_commands(
     server: Hosted, both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

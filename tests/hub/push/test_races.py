@@ -70,6 +70,7 @@ def test_a_race_that_is_lost_is_run_again(server: Hosted, make_zoo: Make, tmp_pa
     assert_same_except_generated(zoo, downloaded(server, tmp_path))
 
 
+@pytest.mark.exhaustive
 def test_races_without_end_are_given_up(server: Hosted, make_zoo: Make) -> None:
     zoo = make_zoo()
     with (

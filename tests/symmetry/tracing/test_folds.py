@@ -151,6 +151,7 @@ BLOCK = 2 * D + 8 * D - 2 * D + 2 * FF + 2
 """Biases of keys and values, shifts, rows, and what writes the stream, without gains."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("layers", "tied", "parameters", "total"),
     [(1, False, 932, 241), (2, False, 1464, 411), (1, True, 764, 176), (2, True, 1296, 346)],

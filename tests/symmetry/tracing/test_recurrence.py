@@ -160,6 +160,7 @@ def test_a_layer_that_is_called_twice() -> None:
     assert count(table).permutations == 1
 
 
+@pytest.mark.exhaustive
 def test_a_language_model() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

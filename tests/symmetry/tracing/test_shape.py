@@ -230,6 +230,7 @@ def test_changes_in_place_through_a_view_are_followed() -> None:
     """)
 
 
+@pytest.mark.exhaustive
 def test_a_shortcut_padded_in_a_residual_network() -> None:
     traced = checked_trace(archs.get("resnet8-pad-3")(), images(3, 8))
     sizes = {group.id: group.n for group in traced.symmetry.groups if traced.symmetry.leader(group.id) == group}

@@ -97,7 +97,7 @@ def test_gaussians_average_likelihoods_of_the_same_draws() -> None:
 
 def test_statistics_of_batch_norm_are_those_of_each_network() -> None:
     """Between networks the outputs are those in training mode on the inputs that the statistics are from."""
-    name = "resnet8-pad-10"
+    name = "resnet20-pad-10"
     arch = archs.architecture(name)
     first, second = weights_of(1, 1, arch=arch), weights_of(1, 2, arch=arch)
     given = labelled(arch, 24, 10)

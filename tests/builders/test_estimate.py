@@ -113,6 +113,7 @@ def test_the_speed_is_that_of_a_build(tmp_path: Path) -> None:
     assert 0.1 < found.steps_per_second / expected.steps_per_second < 10, "as near as a busy machine lets it be"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("brief")
 def test_outputs_are_counted_where_they_are_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["toy", "--members", "40", "--epochs", "1", "--keep-steps", "0"]

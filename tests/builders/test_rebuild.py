@@ -356,6 +356,7 @@ def test_planted_and_rounded_members_and_other_recipes_by_file(zoos: Path, tmp_p
     assert found.reproduced == 0 and "Ask whoever wrote the row" in found.members[0].differences[0]
 
 
+@pytest.mark.exhaustive
 def test_rounded_members_are_rounded_again(tmp_path: Path) -> None:
     recipe = Recipe.load("digits-optunet").shortened(1)
     build(recipe, tmp_path / "zoo", members=2, engine="optunet", console=QUIET)

@@ -99,6 +99,7 @@ def test_the_front_is_that_of_brute_force(found: SearchedNetworks) -> None:
     assert found.best in found.front
 
 
+@pytest.mark.exhaustive
 def test_the_best_is_the_most_accurate_with_at_most_so_many_parameters(found: SearchedNetworks) -> None:
     front = found.front
     for bound, best in ((10**6, front[-1]), (front[-1].parameters - 1, front[-2]), (1, front[0])):

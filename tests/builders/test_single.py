@@ -110,6 +110,7 @@ def test_weights_have_the_bits_of_a_plain_loop_over_modules(changes: dict[str, o
         assert_same_bits(state.weights, plain_loop(recipe, feed, seed, 7), member)
 
 
+@pytest.mark.exhaustive
 def test_wide_networks_have_the_bits_of_a_plain_loop_in_the_channels_last_format() -> None:
     recipe = dataclasses.replace(COLOUR, architecture="resnet18-16-5")
     feed = sources.data_source(recipe, images(), "cpu")

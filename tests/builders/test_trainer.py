@@ -422,6 +422,7 @@ def test_measures_of_rows_are_those_of_each_member_alone(kind: str) -> None:
     assert found["diverged"].tolist() == (found["train_loss"] > bound).tolist()
 
 
+@pytest.mark.exhaustive
 def test_a_thousand_of_the_toy_learn_to_separate() -> None:
     recipe, source = SOURCES["toy"]
     with open_trainer(recipe, source) as trainer:

@@ -133,7 +133,7 @@ def test_a_zoo_that_another_engine_has_grown_meanwhile(tmp_path: Path) -> None:
 def test_planted_members_too(tmp_path: Path) -> None:
     zoo = tmp_path / "zoo"
     planted.build(TOY, zoo, runs=1, transpositions=[0], engine="general", console=QUIET)
-    with pytest.raises(ZooError, match="expected single, which made those of the zoo, got mlp"):
+    with pytest.raises(ZooError, match="expected general, which made those of the zoo, got mlp"):
         planted.build(TOY, zoo, runs=2, transpositions=[0], engine="mlp", console=QUIET)
     planted.build(TOY, zoo, runs=2, transpositions=[0], console=QUIET)
     assert set(engines_in(zoo)) == {"general"}
@@ -145,7 +145,7 @@ def test_draws_are_taken_by_one_engine_around_the_same_members(tmp_path: Path) -
     zoo, asked = tmp_path / "zoo", {"modes": 1, "console": QUIET}
     start = tmp_path / "general"
     build_draws("laplace", TOY, zoo, draws=1, start=start, engine="general", **asked)
-    with pytest.raises(ZooError, match="expected single, which made those of the zoo, got mlp"):
+    with pytest.raises(ZooError, match="expected general, which made those of the zoo, got mlp"):
         build_draws("laplace", TOY, zoo, draws=2, start=start, engine="mlp", **asked)
     with pytest.raises(ZooError, match=r"weights of mode toy-\S+: expected [0-9a-f]{16}, got [0-9a-f]{16} of a member"):
         build_draws("laplace", TOY, zoo, draws=2, start=tmp_path / "mlp", **asked)

@@ -294,6 +294,7 @@ def test_the_table_is_sorted_and_searched(browser: Chromium, shown: tuple[ckptzo
         assert ids() == [] and "none" in page.locator("#members .controls").inner_text()
 
 
+@pytest.mark.exhaustive
 def test_a_member_is_chosen_in_the_table_and_in_a_panel(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
     zoo, path = shown
     data = payload_of(path)

@@ -91,6 +91,7 @@ def whole_others(path: Path) -> dict[str, int]:
     return ckptzoo.open(path).contents.derived("predictions-other--test").parts[0].facts["others"]
 
 
+@pytest.mark.exhaustive
 def test_checkpoints_that_somebody_else_predicted_meanwhile_are_refused(server: Hosted, tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo", (3,))
     pushed(server, path)

@@ -323,6 +323,7 @@ def test_any_parts_shards_and_rows(tmp_path_factory, data):
     same(batch["fc.weight"], expected["fc.weight"][places])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_reading_raw_needs_no_symmetry(zoos):
     code = (

@@ -350,6 +350,7 @@ class Slow(Tagged):
         super().answer(path)
 
 
+@pytest.mark.exhaustive
 def test_a_header_is_one_request_and_32_files_are_asked_at_a_time(quick: RetryPolicy) -> None:
     contents = {f"/{at}": network(at) for at in range(64)}
     Slow.most = 0

@@ -104,6 +104,7 @@ def test_answers_that_nobody_reads_are_given_up(bounded: Hosted) -> None:
         assert ask(bounded, "GET", "/api/datasets").status == 200
 
 
+@pytest.mark.exhaustive
 def test_answers_that_are_read_slowly_arrive(bounded: Hosted) -> None:
     path, size = large_file(bounded), 0
     with connect(bounded) as connection:

@@ -365,6 +365,7 @@ def test_the_histogram_holds_every_member_and_the_curve_every_size(made: Make) -
     np.testing.assert_allclose(panel.get_ydata(), [100 * spread.mean for spread in accuracy.values()])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_command_is_the_study(made: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from ckptzoo.cli.app import run

@@ -56,6 +56,7 @@ def test_two_layers_have_their_least_mass_in_closed_form(perceptrons: Make) -> N
     np.testing.assert_allclose(out.after, np.abs(weights["out.weight"] / scales[:, None]).max(axis=(1, 2)), rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_cvxpy_finds_the_same(perceptrons: Make) -> None:
     zoo, _ = perceptrons(9, gauge=False)
     assert mass(zoo).convex == ()

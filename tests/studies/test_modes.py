@@ -187,6 +187,7 @@ def test_small_pieces_give_the_same(perceptrons: Make, monkeypatch: pytest.Monke
     assert canonical(modes(zoo, "first-weight").to_json()) == canonical(whole.to_json())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_what_cannot_be_used_is_left_out(perceptrons: Make, tmp_path: Path) -> None:

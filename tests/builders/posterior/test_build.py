@@ -262,6 +262,7 @@ def test_what_is_refused(members: Path, tmp_path: Path) -> None:
         build("swag", TOY.shortened(1), tmp_path / "zoo", modes=1, draws=1, start=members)
 
 
+@pytest.mark.exhaustive
 def test_a_variational_network_starts_at_members_where_a_zoo_of_them_is_named(members: Path, tmp_path: Path) -> None:
     still = {"prior": 1e6, "initial_rho_linear": -40.0, "initial_rho_spread": 0.0, "temperature": 1e-6}
     for start in (members, None):  # chains have ids of their own beside them

@@ -107,6 +107,7 @@ def test_the_path_of_optunet_is_the_general_one() -> None:
     assert relative(found, rows.T @ rows) < 1e-12
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("architecture", "loss", "shape"), CASES)
 @pytest.mark.sampled(2)
 def test_threads_change_no_bit(architecture: str, loss: str, shape: tuple[int, ...]) -> None:

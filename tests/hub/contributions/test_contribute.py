@@ -131,6 +131,7 @@ def test_untrusted_files_become_rows(server: Hosted, bring: Bring, tmp_path: Pat
     assert '"std": [0.3081]' in rows[0]["extra"] and '"file": "one.safetensors"' in rows[0]["extra"]
 
 
+@pytest.mark.exhaustive
 def test_figures_in_files_are_compared_with_what_is_measured(server: Hosted, bring: Bring, tmp_path: Path) -> None:
     """A network that its contributor evaluated otherwise says so in its file, and is not merged without a word."""
     good, bad = state_of(0), state_of(1)

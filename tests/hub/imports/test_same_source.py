@@ -54,6 +54,7 @@ def test_each_source_is_there_once_whatever_comes_in_which_order(
     assert len({row["source"] for own in seen.values() for row in own}) == len(seen)
 
 
+@pytest.mark.exhaustive
 def test_a_source_that_grew_or_changed_in_a_few_files_is_still_the_same(tmp_path: Path) -> None:
     for place in "ab":
         for number in range(4):

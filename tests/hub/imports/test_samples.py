@@ -17,6 +17,7 @@ pytestmark = pytest.mark.skipif(not SAMPLES.is_dir(), reason="no samples")
 MLP = "mlp-784-64-64-10"
 
 
+@pytest.mark.exhaustive
 def test_every_checkpoint_file_among_the_samples_is_imported_by_one_command(tmp_path: Path) -> None:
     for name, count in (("bnn-mnist-mlp", 43), ("ray-tune-toy", 12), ("wild-park-toy", 6), ("haiku-hmc-toy", 6)):
         result = import_zoo(SAMPLES / name, tmp_path / name, license="MIT")

@@ -31,6 +31,7 @@ def test_equal_shards_are_sent_once(server: Hosted, tmp_path: Path) -> None:
     assert found.sent == found.nbytes - 3 * len(shards.pop())
 
 
+@pytest.mark.exhaustive
 def test_every_table_is_decoded_once(server: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For checks, plan, page and snapshot together, whether the repository is new, lacks a part or nothing."""
     zoo = zoo_of(tmp_path / "zoo", (2, 1, 3))

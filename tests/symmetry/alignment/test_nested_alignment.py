@@ -195,6 +195,7 @@ def test_the_distance_never_rises(name: str, monkeypatch: pytest.MonkeyPatch) ->
         np.testing.assert_array_equal(again.distance, found.distance)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["three heads of queries", "packed", "permutations"])
 @pytest.mark.parametrize("own", [False, True], ids=["one reference", "one each"])
 @pytest.mark.sampled(5)

@@ -273,6 +273,7 @@ def test_positions_have_mean_zero_and_keys_no_bias() -> None:
     assert (weights["norm.bias"] == weights["norm.weight"]).all()
 
 
+@pytest.mark.exhaustive
 def test_folds_after_group_elements_are_group_elements_after_folds() -> None:
     module = Decoder(1)
     table = trace(module, tokens(2)).symmetry

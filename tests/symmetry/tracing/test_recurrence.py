@@ -116,6 +116,7 @@ def test_two_disguises_have_one_canonical_form(kind: type[nn.Module]) -> None:
     assert all(np.array_equal(value, second[name]) for name, value in first.items())
 
 
+@pytest.mark.exhaustive
 def test_the_last_states_are_read_layer_by_layer() -> None:
     module = net(
         lambda m, x: m.o(torch.cat(list(m.r(x)[1][0]) + list(m.r(x)[1][1]), 1)),

@@ -169,9 +169,9 @@ def modes(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = N
     Examples
     --------
     >>> from ckptzoo.studies.modes import modes
-    >>> found = modes(ckptzoo.open("cards/mnist-optunet").where("seed < 3"))
+    >>> found = modes(ckptzoo.open("cards/mnist-optunet").where("seed < 6"))
     >>> found.members, found.counts.permutations, [space.label for space in found.spaces]
-    (3, 28800, ['conv1', 'conv2', 'fc', 'all layers'])
+    (6, 28800, ['conv1', 'conv2', 'fc', 'all layers'])
     """
     require("sklearn.cluster", "stats", package="scikit-learn")
     symmetry = table_of(zoo, variant)

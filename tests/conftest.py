@@ -115,6 +115,15 @@ def isolated_clients(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_PROGRESS_BARS", True)
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One Chromium for the tests of a file."""
+    from tests.support.chromium import chromium
+
+    with chromium() as running:
+        yield running
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow by its folder, and skip what only a full run does; the longest, which have a timeout, come first.

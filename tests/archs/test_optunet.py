@@ -58,6 +58,7 @@ def by_module(weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.T
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
 @pytest.mark.parametrize(("members", "count"), [(1, 1), (32, 64), (35, 70)])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+@pytest.mark.sampled(2)
 def test_stacked_outputs_are_those_of_the_module(
     dtype: torch.dtype, bound: float, members: int, count: int, scale: float
 ) -> None:

@@ -51,6 +51,7 @@ SMALL += ["optunet-3-5-2-7-4-1", "optunet-4-4-3-6-5-2", "optunet-3-7-4-9-5-3-8"]
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.sampled(2)
 def test_tables_of_small_networks(name: str, seed: int) -> None:
     model, weights = _generic(name, seed)
     _stays(name, model, weights, torch.randn(6, *archs.architecture(name).input_shape, dtype=torch.float64), seed)

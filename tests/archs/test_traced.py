@@ -46,7 +46,7 @@ def described(table: Symmetry) -> tuple[set, set]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_declared_table_is_the_traced_one(name: str) -> None:
     arch = archs.architecture(name)
     shape = (3, 8, 8) if name.startswith("resnet") else arch.input_shape

@@ -62,7 +62,7 @@ def draw(
     tl.store(corners + lane, drawn.corners(key, word, position, pad, width).to(tl.int64))
 
 
-@settings(deadline=None, max_examples=examples(30, 10))
+@settings(deadline=None, max_examples=examples(30, 4))
 @given(
     key=st.integers(0, 2**64 - 1),
     epoch=st.integers(0, 2**20),

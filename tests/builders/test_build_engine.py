@@ -70,6 +70,7 @@ def test_units_of_members_trained_one_at_a_time_take_about_five_minutes(
     assert builders.build.default_size(trainer, "single", trainer) == members
 
 
+@pytest.mark.exhaustive
 def test_the_number_of_threads_changes_no_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for threads in ("1", "3"):
         command = ["build", "toy", "--members", "3", "--epochs", "1", "--engine", "single", "--threads", threads]

@@ -1,7 +1,6 @@
 """The compiled engine: its gradient, members that diverge, and where it is chosen."""
 
 import dataclasses
-import subprocess
 import sys
 from hashlib import sha256
 from importlib.util import find_spec
@@ -43,15 +42,6 @@ def test_without_numba_there_are_the_others(monkeypatch: pytest.MonkeyPatch) -> 
     assert engines.fastest(DIGITS) == "optunet"
     with pytest.raises(MissingExtraError, match=r"ckptzoo\[fast\]"):
         engines.get("compiled")
-
-
-def test_numba_is_imported_where_it_is_used_alone() -> None:
-    code = (
-        "import sys; from builders import engines, train; from builders.recipe import Recipe\n"
-        "print(engines.fastest(Recipe.load('digits-optunet')), engines.fastest(Recipe.load('toy')), 'numba' in sys.modules)"
-    )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["compiled", "mlp", "False"]
 
 
 def test_what_runs_was_compiled_from_these_files() -> None:

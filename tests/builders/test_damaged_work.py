@@ -140,7 +140,7 @@ def attempt(command: Callable[[], Any], zoo: Path) -> bool:
 def test_nothing_damaged_is_sealed(folders: dict[str, Path], tmp_path: Path) -> None:
     """Of any commands after any damages each refuses by name, or ends well; the zoo holds what an undisturbed one does."""
     expected, whole = content(folders["whole"]), 0
-    for number in range(2 * examples(20)):
+    for number in range(examples(40, 8)):
         draw, zoo = random.Random(number), tmp_path / f"zoo{number}"
         shutil.copytree(folders[draw.choice(("ready", "ready", "stopped"))], zoo)
         for _ in range(draw.choice((1, 1, 2, 4))):

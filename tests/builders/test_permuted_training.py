@@ -61,7 +61,7 @@ def loaded(recipe: Recipe) -> Source:
 @pytest.mark.parametrize(
     ("kind", "engine"), [(kind, engine) for kind, recipe in RECIPES.items() for engine in engines.usable(recipe)]
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_training_commutes_with_permutations_and_signs(
     kind: str, engine: str, precision: str, steps: int, tolerance: float
 ) -> None:

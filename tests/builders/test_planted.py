@@ -120,6 +120,7 @@ def test_in_the_same_order_members_end_at_the_permuted_reference() -> None:
         assert np.abs(array[-1] - array[0]).max() > 1e-2 or name == "fc3.bias"
 
 
+@pytest.mark.exhaustive
 def test_more_runs_and_numbers_are_added_and_leave_the_others_as_they_are(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "zoo"
     planted(path, runs=1, transpositions=[9, 0], unit_size=1)

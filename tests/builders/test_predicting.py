@@ -135,6 +135,7 @@ def test_labels_that_are_not_among_the_outputs_are_left_out(tmp_path: Path) -> N
 REAL = Path(data.folder_of(None) or Path(__file__).parents[3] / "shared" / "data")
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not (REAL / "fashion-mnist").is_dir(), reason=f"no Fashion-MNIST under ${data.FOLDER_VARIABLE}")
 def test_the_real_sets() -> None:
     own, other = input_sets(Recipe.load("mnist-optunet"), REAL)

@@ -43,7 +43,10 @@ sys.exit(run(sys.argv[1:]))
 
 
 class TwoNodes:
-    """A cluster of a head and another node, each with one core, and a GPU that is not there; nodes can be killed and replaced."""
+    """A cluster of a head and another node, each with one core, and a GPU that is not there; nodes can be killed and replaced.
+
+    By default it is the head alone: each node takes seconds to start, and its worker to import torch.
+    """
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
@@ -52,7 +55,7 @@ class TwoNodes:
         self._settings = settings
         self._cluster: Any = Cluster(initialize_head=True, head_node_args={**settings, "include_dashboard": False})
         self.address: str = self._cluster.address
-        self._node = self._cluster.add_node(**settings)
+        self._node = self._cluster.add_node(**settings) if ALL else None
 
     def replace_node(self) -> None:
         """Kill the other node with its workers, and start a new one."""

@@ -35,7 +35,7 @@ ROLLING = dataclasses.replace(TOY, name="rolling", momentum=0.9, learning_rate=0
 KEPT = (0, 7, 20)
 STEPS = TOY.steps
 RECIPES = {"toy": TOY, "rolling": ROLLING}
-SLOWLY = settings(max_examples=examples(200, 4), suppress_health_check=[HealthCheck.too_slow])
+SLOWLY = settings(max_examples=examples(200, 2), suppress_health_check=[HealthCheck.too_slow])
 
 
 def make(folder: Path) -> None:
@@ -356,6 +356,7 @@ def test_planted_and_rounded_members_and_other_recipes_by_file(zoos: Path, tmp_p
     assert found.reproduced == 0 and "Ask whoever wrote the row" in found.members[0].differences[0]
 
 
+@pytest.mark.exhaustive
 def test_rounded_members_are_rounded_again(tmp_path: Path) -> None:
     recipe = Recipe.load("digits-optunet").shortened(1)
     build(recipe, tmp_path / "zoo", members=2, engine="optunet", console=QUIET)

@@ -416,6 +416,7 @@ def test_the_commands_that_read_recipes(tmp_path: Path, capsys: pytest.CaptureFi
     assert message.count("\n") == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not (REAL / "mnist").is_dir(), reason=f"no MNIST under ${data.FOLDER_VARIABLE}")
 def test_the_real_mnist() -> None:
     recipe = Recipe.load("mnist-optunet")

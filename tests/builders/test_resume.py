@@ -151,6 +151,7 @@ def test_the_same_command_again_adds_nothing(tmp_path: Path, capsys: pytest.Capt
     assert sorted((tmp_path / "zoo").rglob("*")) == before
 
 
+@pytest.mark.exhaustive
 def test_more_members_take_the_seeds_that_are_free(tmp_path: Path) -> None:
     path = tmp_path / "zoo"
     quick(path, members=2, first_seed=3)

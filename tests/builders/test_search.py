@@ -99,6 +99,7 @@ def test_the_front_is_that_of_brute_force(found: SearchedNetworks) -> None:
     assert found.best in found.front
 
 
+@pytest.mark.exhaustive
 def test_the_best_is_the_most_accurate_with_at_most_so_many_parameters(found: SearchedNetworks) -> None:
     front = found.front
     for bound, best in ((10**6, front[-1]), (front[-1].parameters - 1, front[-2]), (1, front[0])):
@@ -251,6 +252,7 @@ def test_a_network_that_fails_stops_no_search(tmp_path: Path, monkeypatch: pytes
     assert "3 trials, 1 network, 1 of them on the Pareto front; 2 trials failed." in stream.getvalue()
 
 
+@pytest.mark.exhaustive
 def test_networks_that_diverge_are_failures_and_where_all_do_there_is_no_result(tmp_path: Path) -> None:
     file = tmp_path / "wild.toml"
     file.write_text(

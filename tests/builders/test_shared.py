@@ -229,6 +229,7 @@ def test_a_merge_that_was_killed_adds_nothing_twice(
     assert_same(path, whole)
 
 
+@pytest.mark.exhaustive
 def test_parts_have_a_limit(tmp_path: Path, whole: ckptzoo.Zoo, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "zoo"
     planned(path)
@@ -260,6 +261,7 @@ def test_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         status(tmp_path / "nowhere")
 
 
+@pytest.mark.exhaustive
 def test_a_plan_says_its_recipe(tmp_path: Path) -> None:
     """The folder is enough, whatever the recipe is; where it has several plans they are named."""
     path, file = tmp_path / "zoo", tmp_path / "mine.toml"

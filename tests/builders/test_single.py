@@ -20,6 +20,7 @@ from ckptzoo import archs
 from ckptzoo.errors import ZooError
 from ckptzoo.image_sets import lookup
 from tests.support import image_set_files as made
+from tests.support.effort import ALL
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 ON_A_GPU = ("single", "single-graph", "single-compile")
@@ -97,7 +98,7 @@ def assert_same_bits(found: Tensors, expected: Tensors, member: int = 0) -> None
     ],
     ids=["nesterov", "float64", "bfloat16", "momentum", "plain"],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_weights_have_the_bits_of_a_plain_loop_over_modules(changes: dict[str, object]) -> None:
     recipe = dataclasses.replace(COLOUR, **changes)
     feed = sources.data_source(recipe, images(), "cpu")
@@ -109,6 +110,7 @@ def test_weights_have_the_bits_of_a_plain_loop_over_modules(changes: dict[str, o
         assert_same_bits(state.weights, plain_loop(recipe, feed, seed, 7), member)
 
 
+@pytest.mark.exhaustive
 def test_wide_networks_have_the_bits_of_a_plain_loop_in_the_channels_last_format() -> None:
     recipe = dataclasses.replace(COLOUR, architecture="resnet18-16-5")
     feed = sources.data_source(recipe, images(), "cpu")
@@ -324,7 +326,7 @@ def test_published_recipes_take_steps_on_images_in_files(
     monkeypatch.setitem(lookup.KNOWN, recipe.dataset, known)  # type: ignore[arg-type]
     classes = known.classes if name.startswith("tiny") else 10
     counts = {"train": known.counts["train"], "test": known.counts["test"]}
-    for width in ("", "8-"):
+    for width in ("", "8-") if ALL else ("8-",):
         small = dataclasses.replace(recipe, architecture=f"resnet18-{width}{classes}", batch=4, **counts)
         source = sources.load(small, tmp_path)
         with open_trainer(small, source) as trainer:

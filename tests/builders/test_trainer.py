@@ -215,7 +215,7 @@ def varied(kind: str, variant: str) -> tuple[Recipe, Source]:
         for engine in engines.usable(varied(kind, variant)[0])
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_an_engine_takes_the_steps_of_torch_optim(kind: str, variant: str, engine: str) -> None:
     recipe, source = varied(kind, variant)
     seeds = [3, 11, 5]
@@ -273,8 +273,8 @@ def test_members_in_float64_are_measured_and_stored_in_float32() -> None:
     assert all(np.array_equal(values, expected[column]) for column, values in found.items())
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("engine", ENGINES[::-1])
+@pytest.mark.sampled(4)
 def test_a_member_is_the_same_alone_and_among_sixteen(engine: str) -> None:
     with open_trainer(DIGITS, FULL, engine=engine) as trainer:
         together, alone = trainer.start(range(16)), trainer.start([7])
@@ -422,6 +422,7 @@ def test_measures_of_rows_are_those_of_each_member_alone(kind: str) -> None:
     assert found["diverged"].tolist() == (found["train_loss"] > bound).tolist()
 
 
+@pytest.mark.exhaustive
 def test_a_thousand_of_the_toy_learn_to_separate() -> None:
     recipe, source = SOURCES["toy"]
     with open_trainer(recipe, source) as trainer:

@@ -33,8 +33,8 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return written(tmp_path / "zoo", ARCH, weights)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 9])
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("count", [5, 1, 2, 9])
+@pytest.mark.sampled(4)
 def test_any_number_of_shares_finds_the_same(cli: Any, zoo: Path, tmp_path: Path, count: int) -> None:
     alone, before = cli("dedupe", zoo, "--json"), files_of(zoo)
     found = json.loads(alone.out)
@@ -50,8 +50,8 @@ def test_any_number_of_shares_finds_the_same(cli: Any, zoo: Path, tmp_path: Path
     assert files_of(zoo) == before
 
 
-@pytest.mark.parametrize("size", [1, 4, 5, 9])
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("size", [4, 1, 5, 9])
+@pytest.mark.sampled(4)
 def test_blocks_are_the_same_bits_kept_or_not(
     zoo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
@@ -113,6 +113,7 @@ run(sys.argv[1:])
     assert cli("dedupe", zoo, "--saved", kept, "--json").out == alone.out
 
 
+@pytest.mark.exhaustive
 def test_another_zoo_with_the_same_ids_keeps_its_own(zoo: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     other = written(tmp_path / "other", ARCH, weights_of(COUNT, 1))
@@ -143,6 +144,7 @@ def test_a_comparison_that_was_stopped_goes_on(zoo: Path, tmp_path: Path) -> Non
     assert seen[0] == (5, COUNT) and seen[-1] == (COUNT, COUNT) and seen == sorted(seen)
 
 
+@pytest.mark.exhaustive
 def test_others_may_keep_theirs_in_the_folder(zoo: Path, tmp_path: Path) -> None:
     kept, opened = tmp_path / "kept", ckptzoo.open(zoo)
     selections = (opened, opened.take(slice(0, 20)), opened.take(list(range(20))[::-1]))

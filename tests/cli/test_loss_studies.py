@@ -81,6 +81,7 @@ def of_unknown_forward(zoo: Path, folder: Path, width: int) -> Path:
     return folder
 
 
+@pytest.mark.exhaustive
 def test_a_network_of_ones_own_is_that_of_zoos_whose_forward_function_is_unknown(
     zoo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

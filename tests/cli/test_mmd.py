@@ -38,6 +38,7 @@ def test_json_is_the_study_and_the_files(cli: Any, optunets: Any, tmp_path: Path
     assert ended.json == {**json.loads(json.dumps(found.to_json())), "files": files}
 
 
+@pytest.mark.exhaustive
 def test_the_second_gauge_is_the_first_ones(cli: Any, optunets: Any, tmp_path: Path) -> None:
     path, _ = optunets
     derive(path, gauge="first-weight", certify="none")
@@ -81,7 +82,8 @@ def test_matplotlib_is_asked_for_before_anything_is_read(
 
 def test_a_comparison_is_shared(cli: Any, optunets: Any, tmp_path: Path) -> None:
     path, _ = optunets
-    command = ["mmd", path, path, "--where", "seed < 6", "--where-y", "seed >= 6", "--json", "-o", tmp_path / "made"]
+    command = ["mmd", path, path, "--where", "seed < 6", "--where-y", "seed >= 6", "--permutations", "9", "--json"]
+    command += ["-o", tmp_path / "made"]
     alone = cli(*command)
     first = cli(*command, "--saved", tmp_path / "kept", "--share", "0/2")
     assert first.code == 0 and "Others are missing" in first.out

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import ckptzoo
+from tests.support.effort import ALL
 
 HEAVY = ("numpy", "pyarrow", "torch", "matplotlib", "pandas", "datasets", "safetensors")
 
@@ -86,6 +87,7 @@ def test_ctrl_c_between_write_and_rename_leaves_the_old_file(optunets: Any, tmp_
     assert [file.name for file in target.parent.iterdir()] == [target.name] and target.read_bytes() == b"old"
 
 
+@pytest.mark.exhaustive
 def test_the_end_of_a_batch_job_is_ctrl_c(optunets: Any, tmp_path: Path) -> None:
     target = tmp_path / "out" / "one.safetensors"
     target.parent.mkdir()
@@ -102,7 +104,7 @@ def test_ctrl_c_at_any_moment_leaves_no_half(tmp_path: Path) -> None:
     target.parent.mkdir()
     command = [sys.executable, "-m", "ckptzoo", "export", str(tmp_path / "wide"), "a", "-o", str(target)]
     whole, codes = 0, []
-    for delay in (None, 0.4, 0.6):
+    for delay in (None, 0.4, 0.6) if ALL else (None, 0.5):
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listening) as running:
             if delay is not None:
                 time.sleep(delay)

@@ -83,6 +83,7 @@ def test_verify_finds_a_flipped_byte_and_exits_1(cli: Any, optunets: Any) -> Non
     assert shallow.code == 0 and shallow.json["problems"] == [] and shallow.json["deep"] is False
 
 
+@pytest.mark.exhaustive
 def test_show_draws_into_a_folder(cli: Any, optunets: Any, tmp_path: Path) -> None:
     path, _ = optunets
     derive(path, gauge="first-weight", certify="none")

@@ -46,7 +46,7 @@ def test_symmetries_are_told(cli: Any, trained: Path) -> None:
     ("name", "ask", "pictures"),
     [
         ("symmetries", symmetries, ["margins.png", "scales.png", "transpositions.png"]),
-        ("permutations", permutations, ["permutations.png"]),
+        pytest.param("permutations", permutations, ["permutations.png"], marks=pytest.mark.exhaustive),
     ],
 )
 def test_json_is_the_study_and_the_files(
@@ -60,6 +60,7 @@ def test_json_is_the_study_and_the_files(
     assert sorted(file.name for file in (tmp_path / "drawn").iterdir()) == sorted([*pictures, f"{name}.json"])
 
 
+@pytest.mark.exhaustive
 def test_permutations_are_told_and_drawn(cli: Any, trained: Path, tmp_path: Path) -> None:
     ended = cli("study", "permutations", trained, "--variant", "first-weight", "-o", tmp_path / "drawn")
     assert ended.code == 0 and ended.out.splitlines()[-2:] == [

@@ -174,6 +174,7 @@ def test_aligned_variants_are_pulled_and_streamed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.concatenate(streamed), weights(path, "aligned-one")["conv2.weight"])
 
 
+@pytest.mark.exhaustive
 def test_networks_with_normalisation_by_a_module_of_their_own(tmp_path: Path) -> None:
     name = "resnet8-pad-10"
     arch = archs.architecture(name)

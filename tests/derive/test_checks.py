@@ -53,7 +53,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("certify", "others"), [("auto", None), ("sample", None), ("all", "float32"), ("none", None)])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_large_networks_are_checked_by_the_policy(
     large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, certify: str, others: str | None
 ) -> None:

@@ -73,6 +73,7 @@ def test_every_planted_duplicate_is_found_and_nothing_else(planted: Any) -> None
     assert len(found.to_json()["groups"]) == len(found.groups)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_tolerance_of_zero_finds_what_is_equal_and_a_large_one_near_misses_too(planted: Any) -> None:
     path, same, close = planted

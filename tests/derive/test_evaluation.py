@@ -95,6 +95,7 @@ def test_gaussians_average_likelihoods_of_the_same_draws() -> None:
         assert scores.loss[pair, place] == pytest.approx(-float(mean.log().mean()), rel=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_statistics_of_batch_norm_are_those_of_each_network() -> None:
     """Between networks the outputs are those in training mode on the inputs that the statistics are from."""
     name = "resnet20-pad-10"

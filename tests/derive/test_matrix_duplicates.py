@@ -101,6 +101,7 @@ def test_other_precisions(traced: Traced, tmp_path: Path, dtype: str) -> None:
     assert found.groups == ids([at, COUNT + at] for at in range(COUNT))
 
 
+@pytest.mark.exhaustive
 def test_pairs_within_ten_tolerances_are_near_and_identical_ones_are_said_to_be(traced: Traced, tmp_path: Path) -> None:
     weights = initial(6, 7)
     near = changed(weights, "head.weight", 1e-5, np.random.default_rng(8))
@@ -141,6 +142,7 @@ def test_kept_descriptions_and_any_size_of_batches_find_the_same(
     assert dedupe(zoo).groups == found.groups
 
 
+@pytest.mark.exhaustive
 def test_a_contribution_that_is_a_disguised_copy_is_named(traced: Traced, tmp_path: Path) -> None:
     weights = initial(4, 14)
     zoo = zoo_of(tmp_path / "zoo", traced, weights)

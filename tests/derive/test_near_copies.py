@@ -108,6 +108,7 @@ def test_near_copies_are_those_of_all_pairs(
     assert [pair.distance for pair in few.pairs] == [pair.distance for pair in found.pairs[:5]]
 
 
+@pytest.mark.exhaustive
 def test_trained_members_are_not_near() -> None:
     found = near_copies(ckptzoo.open(CARD))
     assert found.pairs == () and found.compared == 3072

@@ -30,7 +30,7 @@ def outputs_of(name: str, weights: dict[str, np.ndarray], at: int, inputs: np.nd
         return model(torch.from_numpy(inputs)).numpy()
 
 
-@pytest.mark.parametrize("name", ["optunet", RESNET, "mlp-tanh-784-30-10"])
+@pytest.mark.parametrize("name", ["optunet", pytest.param(RESNET, marks=pytest.mark.exhaustive), "mlp-tanh-784-30-10"])
 def test_the_largest_difference_of_the_outputs_over_the_largest_output(name: str) -> None:
     arch = archs.architecture(name)
     inputs = inputs_of(arch, 11)

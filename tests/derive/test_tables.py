@@ -93,7 +93,7 @@ SHAPELESS = replace(UNKNOWN, input_shape=None)
 
 
 @pytest.mark.parametrize("way", ["derive", "align", "inputs", "traced", "table"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_the_shape_of_an_input_is_kept_with_the_table_and_changes_no_document(tmp_path: Path, way: str) -> None:
     path, module = written(tmp_path / "zoo", SHAPELESS, weights_of(3, 0)), archs.get("optunet")()
     before, digest = files_of(path), ckptzoo.open(path).arch.digest

@@ -115,6 +115,7 @@ def test_another_package_named_builders_is_named(tmp_path: Path, monkeypatch: py
     assert found.outcome == PROBLEM and "got those of other" in found.detail and "pip uninstall other" in found.step
 
 
+@pytest.mark.exhaustive
 def test_the_console_command_is_the_module(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["ckptzoo-build", "recipes"])
     assert ckptzoo_build.main() == 0 and "toy" in capsys.readouterr().out

@@ -53,6 +53,7 @@ def test_a_cache_that_was_not_made_yet(tmp_path: Path) -> None:
         (lambda: None, "/proc/cache", "No such file or directory"),
     ],
 )
+@pytest.mark.sampled(3)
 def test_a_cache_that_cannot_be_written(tmp_path: Path, limit: Callable[[], None], cache: str, message: str) -> None:
     (tmp_path / "file").touch()
     folder = cache.format(tmp_path)

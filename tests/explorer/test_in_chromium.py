@@ -17,20 +17,13 @@ from ckptzoo.explorer import page as write_page
 from ckptzoo.format.splits import make_split
 from ckptzoo.schema.card import Card
 from tests.explorer.test_page import HOSTILE
-from tests.support.chromium import chromium, go_to, sideways, violations
+from tests.support.chromium import go_to, sideways, violations
 from tests.support.derived_zoos import ARCH, TABLE, weights_of
 from tests.support.explorer_pages import optunets, payload_of, rows_with_gaps
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 MEMBERS = 150
 BRUSHES = 200
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    """One browser for all tests."""
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -261,6 +254,7 @@ def test_all_panels_are_printed(browser: Chromium, shown: tuple[ckptzoo.Zoo, Pat
         assert all(window.page.locator("#components .plot canvas").evaluate_all(drawn))
 
 
+@pytest.mark.exhaustive
 def test_another_layer_has_other_places_and_no_brush(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
     with Window(browser, shown[1]) as window:
         panel = window.page.locator("#components figure").first
@@ -300,6 +294,7 @@ def test_the_table_is_sorted_and_searched(browser: Chromium, shown: tuple[ckptzo
         assert ids() == [] and "none" in page.locator("#members .controls").inner_text()
 
 
+@pytest.mark.exhaustive
 def test_a_member_is_chosen_in_the_table_and_in_a_panel(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
     zoo, path = shown
     data = payload_of(path)
@@ -380,6 +375,7 @@ def test_by_keyboard_alone(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1200])
+@pytest.mark.sampled(3)
 def test_nothing_is_wrong_for_readers_of_screens_and_nothing_is_wide(
     browser: Chromium, shown: tuple[ckptzoo.Zoo, Path], scheme: str, width: int
 ) -> None:
@@ -415,6 +411,7 @@ def contrast(first: list[int], second: list[int]) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
+@pytest.mark.exhaustive
 def test_forced_colours_and_another_scheme_draw_again(browser: Chromium, shown: tuple[ckptzoo.Zoo, Path]) -> None:
     with Window(browser, shown[1]) as window:
         canvas = window.page.locator("#components .plot canvas").first
@@ -451,6 +448,7 @@ def test_what_zoos_say_is_text(browser: Chromium, tmp_path: Path, any_rows: None
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.sampled(2)
 def test_zoos_of_few_members(browser: Chromium, tmp_path: Path, count: int) -> None:
     rows = [{"id": f"net-{at}", "test_accuracy": 0.5} for at in range(count)]
     zoo = ckptzoo.open(optunets(tmp_path / "zoo", rows, gauge=count < 2))
@@ -486,6 +484,7 @@ def test_trajectories_and_a_sample(browser: Chromium, tmp_path: Path) -> None:
         assert selected(zoo, code) == window.copied("Copy ids").split() == ["m3-1000", "m4-1000", "m5-1000"]
 
 
+@pytest.mark.exhaustive
 def test_many_members_are_a_density(browser: Chromium, tmp_path: Path) -> None:
     count = 20_100
     arch = ckptzoo.Architecture("pairs", (ckptzoo.Tensor("fc.weight", (2,)),))

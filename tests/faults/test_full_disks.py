@@ -177,7 +177,7 @@ def test_a_disk_that_fills_while_draws_are_built(tmp_path: Path, room: int) -> N
     COUNTS.disks["while draws are built"] += 1
 
 
-@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("behind", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_disk_that_fills_while_a_zoo_is_compacted(tmp_path: Path, behind: bool) -> None:
     """A new snapshot and listing, and those of a zoo that has grown since."""
     zoo = zoo_of(tmp_path / "zoo", (40, 24, 8))

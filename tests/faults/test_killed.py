@@ -44,7 +44,7 @@ def uploads(case: Case) -> Counter[str]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["pull", "cut", "push", "grow", "contribute", "merge"])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_a_client_that_is_killed_is_carried_on_by_the_same_call(bench: Bench, tiny: Path, name: str, seed: int) -> None:
     rng = random.Random(f"{name}{seed}")
     case = OPERATIONS[name](bench, tiny)
@@ -71,7 +71,7 @@ def apart(tmp_path: Path) -> Bench:
 @pytest.mark.parametrize(
     ("name", "both"), KILLED if ALL else [("push", True), ("grow", False), ("contribute", True), ("merge", False)]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_a_server_that_is_killed_keeps_what_it_acknowledged(
     apart: Bench, tiny: Path, name: str, both: bool, seed: int
 ) -> None:
@@ -105,6 +105,7 @@ def test_a_server_that_is_killed_keeps_what_it_acknowledged(
     server.kill()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", range(5, 20) if ALL else (8,))
 def test_a_server_that_comes_back_within_seconds_costs_nothing_but_time(apart: Bench, tiny: Path, count: int) -> None:
     """With the default policies, the same call goes on."""

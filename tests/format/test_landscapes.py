@@ -59,7 +59,7 @@ def zoo(tmp_path: Path) -> Path:
     return tmp_path / "zoo"
 
 
-@settings(max_examples=examples(60, 4), deadline=None)
+@settings(max_examples=examples(60, 2), deadline=None)
 @given(data=st.data())
 def test_whatever_comes_later_figures_are_the_same(tmp_path_factory: Any, data: st.DataObject) -> None:
     zoo = tmp_path_factory.mktemp("measured") / "zoo"

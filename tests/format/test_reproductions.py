@@ -34,7 +34,7 @@ def zoo(tmp_path: Path) -> Path:
     return tmp_path / "zoo"
 
 
-@settings(max_examples=examples(60, 4))
+@settings(max_examples=examples(60, 2))
 @given(data=st.data())
 def test_whatever_comes_later_marks_name_the_same(tmp_path_factory: Any, data: st.DataObject) -> None:
     zoo = tmp_path_factory.mktemp("marked") / "zoo"

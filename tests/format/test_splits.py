@@ -20,7 +20,7 @@ from ckptzoo.errors import IntegrityError, SpecError, UnknownNameError, ZooError
 from ckptzoo.format.splits import COLUMNS, members_of, part_numbers, shared_members
 from ckptzoo.schema.documents import seal, unseal
 from ckptzoo.schema.split import HashSplit, ListSplit, decode, encode
-from tests.support.effort import examples
+from tests.support.effort import ALL, examples
 
 ARCH = ckptzoo.Architecture("tiny", (ckptzoo.Tensor("w", (2,)),))
 THREE = {"train": 0.7, "val": 0.15, "test": 0.15}
@@ -214,7 +214,7 @@ def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
     ckptzoo.write_split(path, "main", {"train": ["m0"], "test": ["m1"]}, by="member")
     file = path / "splits" / "main.json"
     data = file.read_bytes()
-    for at in range(len(data)):
+    for at in range(0, len(data), 1 if ALL else 7):
         file.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(IntegrityError):
             ckptzoo.open(path).split("main", "train")

@@ -51,6 +51,7 @@ def test_columns_that_are_not_known_go_into_extra(tmp_path: Path, columns: dict,
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, ValueError, None])
 @pytest.mark.parametrize("committed", [0, 1, 2])
 @pytest.mark.parametrize("pending", [0, 2])
+@pytest.mark.sampled(2)
 def test_what_an_interrupted_block_leaves(
     tmp_path: Path, ending: type[BaseException] | None, committed: int, pending: int
 ) -> None:

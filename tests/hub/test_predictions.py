@@ -43,6 +43,7 @@ def test_push_and_pull_bring_them(server: Hosted, tmp_path: Path) -> None:
     assert pushed(server, path).parts == ()
 
 
+@pytest.mark.exhaustive
 def test_a_part_of_a_zoo_leaves_them_behind_and_can_be_predicted_again(server: Hosted, tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo", (3, 2))
     whole = predicted(path)
@@ -90,6 +91,7 @@ def whole_others(path: Path) -> dict[str, int]:
     return ckptzoo.open(path).contents.derived("predictions-other--test").parts[0].facts["others"]
 
 
+@pytest.mark.exhaustive
 def test_checkpoints_that_somebody_else_predicted_meanwhile_are_refused(server: Hosted, tmp_path: Path) -> None:
     path = zoo_of(tmp_path / "zoo", (3,))
     pushed(server, path)

@@ -138,7 +138,7 @@ def moves_and_factors(
 
 
 @settings(
-    max_examples=examples(2000, 40),
+    max_examples=examples(2000, 15),
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
 )

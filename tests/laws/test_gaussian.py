@@ -18,7 +18,7 @@ K = 2
 BASES = ("mlp-4-5-6-3", "mlp-tanh-4-5-6-3", "optunet", "resnet20-pad-3")
 Weights = dict[str, np.ndarray]
 bases, seeds = st.sampled_from(BASES), st.integers(0, 2**32 - 1)
-few = settings(max_examples=examples(100, 6), deadline=None)
+few = settings(max_examples=examples(100, 4), deadline=None)
 
 
 def gaussians(base: str, seed: int) -> Weights:

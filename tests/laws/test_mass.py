@@ -22,7 +22,7 @@ CERTIFIED = 1e-14
 seeds = st.integers(0, 2**32 - 1)
 nets = st.sampled_from(PLAIN)
 some = settings(max_examples=examples(60, FEW_EXAMPLES), deadline=None)
-few = settings(max_examples=examples(12), deadline=None)
+few = settings(max_examples=examples(12, 5), deadline=None)
 
 
 @some

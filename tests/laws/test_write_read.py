@@ -275,16 +275,16 @@ def test_two_writers_at_once_both_land(make_zoo):
     )
     here = str(Path(__file__).parents[2])
     running = [
-        subprocess.Popen([sys.executable, "-c", program, str(path), here, str(number)], cwd=here) for number in range(3)
+        subprocess.Popen([sys.executable, "-c", program, str(path), here, str(number)], cwd=here) for number in range(2)
     ]
-    assert [process.wait() for process in running] == [0, 0, 0]
+    assert [process.wait() for process in running] == [0, 0]
     zoo = ckptzoo.open(path)
-    assert len(zoo) == 25 and len({part.name[:6] for part in zoo.contents.raw.parts}) == 25
+    assert len(zoo) == 17 and len({part.name[:6] for part in zoo.contents.raw.parts}) == 17
     assert ckptzoo.verify(path) == []
 
 
 def test_memory_of_a_writer_is_bounded(tmp_path):
-    """400 MB go in one checkpoint at a time; anonymous memory grows by far less."""
+    """160 MB go in one checkpoint at a time; anonymous memory grows by far less."""
     program = """
 import sys, numpy as np, ckptzoo
 def anonymous():
@@ -294,7 +294,7 @@ one = {t.name: np.ones(t.shape, t.dtype) for t in arch.tensors}
 with ckptzoo.create(sys.argv[1], arch=arch) as writer:
     writer.add(one, {'id': 'first'})
     before = anonymous()
-    for n in range(100):
+    for n in range(40):
         writer.add(one, {'id': str(n)})
     writer.commit()
     print(anonymous() - before)

@@ -69,6 +69,7 @@ def test_elements_are_of_the_group(augment: Augment) -> None:
                 assert turned == (augment.matrices is not None)
 
 
+@pytest.mark.exhaustive
 def test_orthogonal_matrices_are_uniform() -> None:
     """Moments of the Haar measure: mean 0, E R_ij^2 = 1 / k, E R_ij^4 = 3 / (k (k + 2)), either determinant."""
     for scale in ("orthogonal", "linear"):

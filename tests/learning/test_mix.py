@@ -1,5 +1,6 @@
 """Mixes: every stream whole, the same order again, and an exact resume."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 import ckptzoo
 from ckptzoo import learning
 from ckptzoo.errors import StateError, ZooError
+from tests.support.effort import ALL
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,14 +39,14 @@ def test_every_batch_is_of_one_zoo_and_streams_go_on():
     assert 15 < counts[0] < 45 and 15 < counts[1] < 45 and 45 < counts[2] < 75
     for at, alone in enumerate(streams()):
         own = [batch for batch in batches if batch.stream == at]
-        expected = [batch for _ in range(40) for batch in alone][: len(own)]
-        assert [batch.ids for batch in own] == [batch.ids for batch in expected]
+        epochs = itertools.chain.from_iterable(itertools.repeat(alone))
+        assert [batch.ids for batch in own] == [batch.ids for batch in itertools.islice(epochs, len(own))]
 
 
 def test_a_mix_resumes_exactly_wherever_it_was_stopped():
     mix = learning.mix(streams(), seed=5)
     whole = told([*mix, *mix])
-    for stop in (1, 4, 14, 15, 16, 29):
+    for stop in (1, 4, 14, 15, 16, 29) if ALL else (4, 15):
         first = learning.mix(streams(), seed=5)
         taken = []
         while len(taken) < stop:

@@ -191,6 +191,7 @@ def test_a_kill_leaves_the_old_collection_or_one_that_says_that_it_is_torn(folde
     assert len(ckptzoo.open_collection(folder)) == 9 and ckptzoo.verify_collection(folder) == []
 
 
+@pytest.mark.exhaustive
 def test_behind_a_web_server(folder: Path, tmp_path: Path) -> None:
     for name in NAMES:
         ckptzoo.compact(folder / name)

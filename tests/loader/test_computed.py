@@ -80,6 +80,7 @@ def test_what_the_zoo_says_of_the_variant(pair):
 
 
 @pytest.mark.parametrize("name", [*ARCH.names, "tied.weight"])
+@pytest.mark.sampled(2)
 def test_the_variant_is_g_applied_to_raw(zoos, name):
     raw = {tensor: np.asarray(zoos["computed"][tensor]) for tensor in ARCH.names}
     expected = apply(elements_of(COUNT, ungauged=UNGAUGED), raw, TABLE)["fc.weight" if "tied" in name else name]
@@ -95,6 +96,7 @@ def test_the_variant_is_g_applied_to_raw(zoos, name):
         (slice(None), None), ([5, 12], [0, 1]), ([9, 2, 2], slice(None), 1), (slice(0, 0), 1),
     ],
 )  # fmt: skip
+@pytest.mark.sampled(2)
 def test_every_index_reads_the_same(pair, key):
     stored, other = pair
     for name in ("conv.weight", "fc.weight", "grouped.weight", "head.weight", "free.scale"):
@@ -235,6 +237,7 @@ def test_pages_are_those_of_a_stored_variant(zoos, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.sampled(3)
 def test_torch_and_datasets_read_the_same(pair):
     from torch.utils.data import DataLoader
 
@@ -291,7 +294,7 @@ def test_retracted_checkpoints_and_snapshots(zoos, tmp_path):
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(25, 10), deadline=None)
+@settings(max_examples=examples(25, 4), deadline=None)
 @given(data=st.data())
 def test_any_parts_shards_and_rows(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("any") / "zoo"
@@ -320,6 +323,7 @@ def test_any_parts_shards_and_rows(tmp_path_factory, data):
     same(batch["fc.weight"], expected["fc.weight"][places])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_reading_raw_needs_no_symmetry(zoos):
     code = (

@@ -52,6 +52,7 @@ def test_figures_fill_what_rows_lack_and_the_last_counts(path: Path) -> None:
     assert ckptzoo.verify(path) == []
 
 
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning", "ignore:.*retracted:UserWarning")
 def test_figures_of_a_snapshot_of_a_copy_and_of_a_hub(path: Path, tmp_path: Path) -> None:
     measured(path, i0_1=0.8)

@@ -139,7 +139,7 @@ def test_names_and_parts_that_are_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("compacted", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_hub_gives_the_same_as_the_folder(tmp_path: Path, compacted: bool) -> None:
     path = predicted_zoo(tmp_path / "zoo")
     near = ckptzoo.open(path)

@@ -145,6 +145,7 @@ def test_streams_ensembles_and_checkpoints_are_the_same(server, tmp_path, shuffl
     assert far["conv1.weight"][0].tobytes() == near["conv1.weight"][0].tobytes()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_a_variant_of_which_some_parts_are_computed_is_the_same(server, tmp_path):
     path = zoo_of(tmp_path / "zoo", (6, 4))
@@ -178,7 +179,7 @@ def test_a_stream_that_is_broken_off_leaves_nothing_running(server, tmp_path):
 @pytest.mark.slow
 def test_opening_one_part_and_many(server, tmp_path):
     """At most 200 kB and 6 requests, with a snapshot; rows are read by columns."""
-    for name, parts in (("one", (64,)), ("many", (64,) * (128 if ALL else 32))):
+    for name, parts in (("one", (64,)), ("many", (64,) * (128 if ALL else 8))):
         path = zoo_of(tmp_path / name, parts)
         ckptzoo.compact(path)
         upload(server, path, f"lab/{name}")
@@ -198,7 +199,7 @@ def test_opening_one_part_and_many(server, tmp_path):
 
 @pytest.mark.slow
 def test_a_layer_costs_its_blocks_and_two_requests_a_shard(server, tmp_path):
-    shards = 16 if ALL else 8
+    shards = 16 if ALL else 4
     path = sharded(tmp_path / "zoo", shards, 4_000)
     ckptzoo.compact(path)
     upload(server, path)
@@ -311,6 +312,7 @@ def test_wrong_bytes_are_never_handed_out(server, tmp_path):
 
 
 @pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.sampled(2)
 def test_a_state_continues_at_its_revision_of_a_zoo_that_grew(server: Hosted, tmp_path: Path, indexed: bool) -> None:
     path = zoo_of(tmp_path / "zoo", (4, 3))
     upload(server, path)

@@ -524,7 +524,7 @@ def test_retracted_checkpoints_are_left_out_and_said(zoo):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("late", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_snapshot_opens_the_same_zoo(make_zoo, late):
     path, _ = make_zoo(tuple([2] * 30))
     ckptzoo.retract(path, ["m00001"], reason="a test")

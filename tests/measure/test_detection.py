@@ -81,6 +81,7 @@ def test_scikit_learn_on_many_scores() -> None:
     np.testing.assert_array_equal(positives, np.random.default_rng(0).normal(1, 1, 5000).astype(np.float16))
 
 
+@pytest.mark.exhaustive
 def test_torchmetrics_within_0_and_1_and_its_sigmoid_outside() -> None:
     import torch
     from torchmetrics.functional.classification import binary_average_precision

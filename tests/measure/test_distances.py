@@ -232,6 +232,7 @@ def test_large_numbers_are_not_rounded_to_float32(array: Any) -> None:
     [(2, 2, 1), (2, 3, 129), (15, 16, 257), (16, 16, 300), (17, 2, 128), (3, 131, 270), (129, 14, 130)],
 )
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float32, np.float64, np.int32])
+@pytest.mark.sampled(2)
 def test_compiled_distances_are_those_of_all_pairs(m: int, n: int, width: int, dtype: Any) -> None:
     rng = np.random.default_rng(m * width)
     rows = (rng.normal(size=(m + n, width)) * 50 + rng.normal(size=width) * 10).astype(dtype)

@@ -113,14 +113,14 @@ def normal_mean(b: float, shift: float, variance: float, laplace: bool) -> float
 @pytest.mark.slow
 def test_the_mean_over_draws_of_two_normals_is_the_closed_form() -> None:
     given_bandwidths = np.concatenate([np.geomspace(0.3, 9, 10)] * 2)
-    rng, shift, s, t = np.random.default_rng(2), 0.7, 1.0, 1.6
-    draws = [mmd2(rng.normal(0, s, (30, 1)), rng.normal(shift, t, (20, 1)), given_bandwidths) for _ in range(500)]
+    rng, shift, s, t, count = np.random.default_rng(2), 0.7, 1.0, 1.6, examples(500, 150)
+    draws = [mmd2(rng.normal(0, s, (30, 1)), rng.normal(shift, t, (20, 1)), given_bandwidths) for _ in range(count)]
     for number, b in enumerate(given_bandwidths):
         parts = ((0, 2 * s**2), (0, 2 * t**2), (shift, s**2 + t**2))
         xx, yy, xy = (normal_mean(b, *part, laplace=number < 10) for part in parts)
         values = np.array(draws)[:, number]
-        assert values.mean() == pytest.approx(xx + yy - 2 * xy, abs=4.5 * values.std() / 500**0.5)
-        assert abs(xx + yy - 2 * xy) > 10 * values.std() / 500**0.5
+        assert values.mean() == pytest.approx(xx + yy - 2 * xy, abs=4.5 * values.std() / count**0.5)
+        assert abs(xx + yy - 2 * xy) > 5 * values.std() / count**0.5
 
 
 def test_identical_samples_are_below_zero_by_the_self_pairs() -> None:
@@ -185,13 +185,13 @@ def test_permutations_give_every_split_alike() -> None:
 
 @pytest.mark.slow
 def test_p_values_under_the_null_are_uniform() -> None:
-    rng, kernels = np.random.default_rng(7), np.geomspace(0.5, 8, 20)
+    rng, kernels, count = np.random.default_rng(7), np.geomspace(0.5, 8, 20), examples(300, 100)
     found = [
         mmd_test(rng.normal(size=(8, 2)), rng.normal(size=(6, 2)), kernels, permutations=39, seed=at).p
-        for at in range(300)
+        for at in range(count)
     ]
     for level in (0.1, 0.25, 0.5, 0.75):
-        assert np.mean(np.array(found) <= level) == pytest.approx(level, abs=4 * (level * (1 - level) / 300) ** 0.5)
+        assert np.mean(np.array(found) <= level) == pytest.approx(level, abs=4 * (level * (1 - level) / count) ** 0.5)
 
 
 def test_the_same_seed_gives_the_same_bits() -> None:

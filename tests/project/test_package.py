@@ -29,6 +29,10 @@ IMPORTS = [
     ("import ckptzoo; ckptzoo.push, ckptzoo.pull, ckptzoo.search", "torch datasets huggingface_hub matplotlib"),
     ("import ckptzoo; ckptzoo.contribute, ckptzoo.review", "torch datasets huggingface_hub matplotlib"),
     ("import ckptzoo.archs, ckptzoo.symmetry, ckptzoo.measure, ckptzoo.studies, ckptzoo.derive", "torch datasets"),
+    (
+        "from builders import engines, train; from builders.recipe import Recipe; engines.fastest(Recipe.load('toy'))",
+        "numba jax ray optuna datasets",
+    ),
 ]
 """Programs, and what none of them imports; each may import what those before it may."""
 

@@ -90,7 +90,7 @@ def outputs_of(*cells: str) -> tuple[list[list[Any]], dict[str, Any]]:
     return [cell["outputs"] for cell in notebook.cells], client.widget_state
 
 
-@pytest.mark.parametrize("with_widgets", [True, False])
+@pytest.mark.parametrize("with_widgets", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_notebook_has_a_bar_and_then_a_line(with_widgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     # what the kernel sends while it works; afterwards only the last of it is in the notebook
     sent: list[Any] = []
@@ -123,6 +123,7 @@ def test_a_notebook_has_a_bar_and_then_a_line(with_widgets: bool, monkeypatch: p
         assert {"deriving canonical: 2 of 4, 0:00:00 left"} <= {bundle["text/plain"] for bundle in bundles}
 
 
+@pytest.mark.exhaustive
 def test_an_error_leaves_how_far_the_work_was() -> None:
     cell = """
 from ckptzoo.progress import progress_bars

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckptzoo.recording.claims import Claims, Holder
+from tests.support.effort import examples
 
 WORKER = """
 import sys, time
@@ -147,7 +148,7 @@ def test_a_claim_appears_with_its_holder_in_it(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=read)
     thread.start()
-    for _ in range(300):
+    for _ in range(examples(300, 60)):
         with Claims(tmp_path).held("u") as held:
             assert held is not None
     ended.set()

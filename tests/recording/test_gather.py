@@ -114,6 +114,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("kind", BAD)
+@pytest.mark.sampled(2)
 def test_files_that_are_left_and_named(tmp_path: Path, kind: str) -> None:
     zoo = recorded(tmp_path / "zoo")
     damage, message = BAD[kind]

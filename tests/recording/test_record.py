@@ -389,6 +389,7 @@ def test_a_folder_without_a_zoo_needs_an_architecture(tmp_path: Path) -> None:
         ckptzoo.record(tmp_path / "none", member="a")
 
 
+@pytest.mark.exhaustive
 def test_recording_imports_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys, numpy, ckptzoo\n"

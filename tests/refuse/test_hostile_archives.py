@@ -156,7 +156,7 @@ def pieces(draw: random.Random) -> Iterator[bytes]:
 @pytest.mark.slow
 def test_random_hostile_headers(tmp_path: Path) -> None:
     draw = random.Random(5)
-    for number in range(4 * examples(20)):
+    for number in range(examples(80, 24)):
         suffix = draw.choice(list(PACKERS))
         with PACKERS[suffix](tmp_path / f"{number:04d}{suffix}", "wb") as out:  # type: ignore[attr-defined]
             for piece in pieces(draw):
@@ -178,7 +178,7 @@ def repeated(path: Path, *parts: tuple[bytes, int]) -> None:
 @pytest.mark.slow
 def test_small_archives_that_would_take_gigabytes(tmp_path: Path) -> None:
     zeros, end = bytes(2**20), (bytes(1024), 1)
-    for kind in (b"L", b"x"):
+    for kind in (b"L", b"x") if ALL else (b"x",):
         repeated(tmp_path / f"{ord(kind)}.tar.xz", (header(kind, 2**27), 1), (zeros, 2**7), (header(b"0", 0), 1), end)
     long = padded(b"n" * 4000)
     repeated(tmp_path / "long.tar.xz", (header(b"L", 4000) + long + header(b"0", 0), 3000), end)

@@ -258,7 +258,7 @@ def test_arrays_of_objects_that_lie_or_name_code(tmp_path: Path) -> None:
 def test_damaged_files_are_read_or_refused_by_name(form: str) -> None:
     data, draw = FORMS[form](network(0)), random.Random(0)
     files: dict[str, bytes] = {}
-    for number in range(examples(2000, 60)):
+    for number in range(examples(2000, 20)):
         damaged = bytearray(data)
         for _ in range(draw.choice([1, 1, 3, 20])):
             damaged[draw.randrange(len(damaged))] = draw.randrange(256)
@@ -308,15 +308,16 @@ def nested_bomb(depth: int) -> bytes:
 def test_archives_within_archives_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ckptzoo.hub.imports.opened._ALWAYS_ALLOWED", 2**26)
     monkeypatch.setattr("ckptzoo.hub.imports.opened._EXPANSION", 10)
+    monkeypatch.setattr("ckptzoo.hub.imports.sources._DIRECTORY_MEMBERS", 2**10)
     good = torch_file(network(0))
     archive = {"deep.zip": nested_bomb(1), "good.pt": good}
-    for name, data in {"files.zip": zip_file({f"{at}.pt": b"" for at in range(70_000)}), **archive}.items():
+    for name, data in {"files.zip": zip_file({f"{at}.pt": b"" for at in range(1100)}), **archive}.items():
         (tmp_path / "source").mkdir(exist_ok=True)
         (tmp_path / "source" / name).write_bytes(data)
     done = import_zoo(tmp_path / "source", tmp_path / "zoo", license="MIT", skip_bad=True)
     said = {item["file"]: item["problem"] for item in done.skipped}
     assert done.added == 1 and any("files in the archives of a source" in problem for problem in said.values())
-    assert "a directory of at most 65536 members" in said["files.zip"]
+    assert "a directory of at most 1024 members" in said["files.zip"]
 
 
 HOSTILE_TAR = tarfile.TarInfo("link.pt")

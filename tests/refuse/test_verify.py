@@ -131,7 +131,8 @@ def test_every_flipped_byte_is_found(sound):
     rng = random.Random(0)
     for path in files:
         data = path.read_bytes()
-        for at in sorted({0, 7, 8, len(data) - 1, *rng.sample(range(len(data)), 30 if ALL else 2)}):
+        ends = {0, 7, 8, len(data) - 1} if ALL else {8, len(data) - 1}
+        for at in sorted({*ends, *rng.sample(range(len(data)), 30 if ALL else 1)}):
             broken = bytearray(data)
             broken[at] ^= 1 << rng.randrange(8)
             path.write_bytes(broken)
@@ -243,6 +244,7 @@ LIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
+@pytest.mark.sampled(2)
 def test_a_consistent_lie_in_the_index_is_found(make_zoo, lie):
     path, _ = make_zoo((4,))
     change, word = LIES[lie]
@@ -416,6 +418,7 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("lie", HEADERS)
+@pytest.mark.sampled(2)
 def test_a_header_that_lies_is_found(make_zoo, lie):
     text, word = HEADERS[lie]
     path, _ = make_zoo((4,))

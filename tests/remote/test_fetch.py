@@ -149,6 +149,7 @@ def test_a_block_that_stays_wrong_is_never_handed_out(served: Served) -> None:
 
 
 @pytest.mark.parametrize("kind", ["short", "reset", "down", "hangup", "stall", "whole", "shifted", "busy"])
+@pytest.mark.sampled(2)
 def test_faults_in_every_request(served: Served, kind: str) -> None:
     served.faults.append(Fault(kind, len(SHARDS)))
     assert all(right(a, b) for a, b in zip(LAYER, remote_of(served).in_order(LAYER), strict=True))

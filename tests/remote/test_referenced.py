@@ -106,7 +106,7 @@ def test_ranges_are_those_of_the_files_and_are_asked_for_once(
     contents = {f"/{at} é.safetensors": network(at) for at in range(6)}
     with serving(contents, validator=validator) as served:
         urls = {f"{served.url}/{at}%20%C3%A9.safetensors": data for at, data in enumerate(contents.values())}
-        for seed in range(examples(40, 4)):
+        for seed in range(examples(40, 2)):
             rng = random.Random(seed)
             with opened(served, quick) as files:
                 records = recorded(files, *urls)
@@ -350,6 +350,7 @@ class Slow(Tagged):
         super().answer(path)
 
 
+@pytest.mark.exhaustive
 def test_a_header_is_one_request_and_32_files_are_asked_at_a_time(quick: RetryPolicy) -> None:
     contents = {f"/{at}": network(at) for at in range(64)}
     Slow.most = 0

@@ -42,6 +42,7 @@ def read(served: Served, retry_policy: RetryPolicy, start: int = 1000, stop: int
     "kind", ["short", "reset", "hangup", "down", "busy", "limited", "whole", "shifted", "less", "packed", "stall"]
 )
 @pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.sampled(2)
 def test_transient_faults_lose_no_byte(served: Served, quick: RetryPolicy, kind: str, times: int) -> None:
     served.faults.append(Fault(kind, times))
     assert read(served, quick) == DATA[1000:900_000]
@@ -117,7 +118,7 @@ def test_a_slow_reader_is_not_taken_for_a_slow_server(served: Served) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["busy", "limited"])
+@pytest.mark.parametrize("kind", ["limited", pytest.param("busy", marks=pytest.mark.exhaustive)])
 def test_a_busy_server_is_tried_again_after_the_wait_it_asks_for(served: Served, kind: str) -> None:
     served.faults.append(Fault(kind, 1, wait="1"))
     began = time.monotonic()

@@ -138,7 +138,7 @@ def test_a_layer_by_reference_costs_as_much(server: Hosted) -> None:
 
 @pytest.mark.slow
 def test_what_a_reader_of_many_parts_opens_with_is_six_requests(server: Hosted, tmp_path: Path) -> None:
-    ckptzoo.compact(made(tmp_path / "many", 128 if ALL else 32, 2))
+    ckptzoo.compact(made(tmp_path / "many", 128 if ALL else 8, 2))
     push(server, tmp_path / "many", "lab/many")
     before = len(server.request_log.entries)
     remote = opened(server, "lab/many")
@@ -180,6 +180,7 @@ def test_faults_now_and_then_cost_no_byte(server: Hosted, kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KIND)
+@pytest.mark.sampled(2)
 def test_faults_always_end_in_an_error_in_time(server: Hosted, kind: str) -> None:
     remote = opened(server, deadline=0.3, min_bytes_per_second=10**8, connection_deadline=0.2, max_server_wait=0.0)
     wanted = blocks_of(remote, LAYER, 4)

@@ -96,6 +96,7 @@ def test_lists_every_file_with_its_size(store: Store, files: Files) -> None:
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 1), (0, 2**20), (1, 2**20), (999_999, 1_000_001), (2**20 - 1, 2**20)])
+@pytest.mark.sampled(2)
 def test_ranges_are_exact(store: Store, files: Files, start: int, stop: int) -> None:
     assert whole(store, SHARD, start, stop) == files[SHARD][start:stop]
     assert whole(store, SHARD, start, stop) == files[SHARD][start:stop]

@@ -143,6 +143,7 @@ def test_killed_between_any_two_files(served: Path, tmp_path: Path, step: int) -
 
 
 @pytest.mark.parametrize(("limit", "name"), [(60_000, "could not be copied"), (500_000, "blobs/")])
+@pytest.mark.sampled(2)
 def test_a_full_disk_leaves_the_earlier_backup(served: Path, tmp_path: Path, limit: int, name: str) -> None:
     """The limit on the size of one file ends writes as a full disk does."""
     backup = tmp_path / "backup"

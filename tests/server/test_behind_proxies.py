@@ -121,7 +121,7 @@ def proxied(kind: str, folder: Path, certificate: tuple[Path, Path]) -> Iterator
             process.wait(timeout=20)
 
 
-@pytest.mark.parametrize("kind", ["nginx", "caddy"])
+@pytest.mark.parametrize("kind", ["nginx", pytest.param("caddy", marks=pytest.mark.exhaustive)])
 def test_the_guide(kind: str, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
     with proxied(kind, tmp_path, certificate) as (server, connection):
         origin = f"https://{HOST}:{connection.port}"

@@ -72,7 +72,7 @@ def somebody(inside: InProcess) -> Iterator[tuple[str, str, str]]:
 ROUTE = st.sampled_from([*ROUTES, *PAGES])
 
 
-@settings(max_examples=examples(2000, 80), deadline=None)
+@settings(max_examples=examples(2000, 30), deadline=None)
 @given(ROUTE, st.lists(st.tuples(st.sampled_from(HEADERS), VALUES), min_size=1, max_size=3), st.booleans(), VALUES)
 def test_any_bytes_in_headers(
     inside: InProcess, route: Route, headers: list[tuple[bytes, bytes]], is_head: bool, query: bytes
@@ -100,7 +100,7 @@ JSON = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=examples(2000, 80), deadline=None)
+@settings(max_examples=examples(2000, 30), deadline=None)
 @given(st.sampled_from([r for r in PAGES if r.method == "POST"]), st.data())
 def test_any_text_in_forms(inside: InProcess, route: Route, data: st.DataObject) -> None:
     """As forms and as the JSON that some clients send in their place."""
@@ -121,7 +121,7 @@ def test_any_text_in_forms(inside: InProcess, route: Route, data: st.DataObject)
     assert answer.status < 500 or answer.status == 502, (route.name, body[:500], answer)
 
 
-@settings(max_examples=examples(1000, 60), deadline=None)
+@settings(max_examples=examples(1000, 25), deadline=None)
 @given(st.sampled_from([r for r in ROUTES if r.method != "GET"]), st.data())
 def test_any_json_of_the_protocol(inside: InProcess, route: Route, data: st.DataObject) -> None:
     path, body = request_of(route, "ada/zoo", "0" * 24, 1)

@@ -54,6 +54,7 @@ def test_the_hub_shows_the_page_of_a_zoo(server: Hosted) -> None:
         assert [text for text in wrong if "Clipboard API has been blocked" not in text] == []
 
 
+@pytest.mark.exhaustive
 def test_a_page_of_a_zoo_with_a_script_of_its_own_shows_words_alone(server: Hosted) -> None:
     data = (CARDS / "mnist-optunet/pages/explorer.html").read_text(encoding="utf-8")
     forged = data.replace("<body>", "<body><script>document.title = 'taken'</script>", 1)

@@ -13,7 +13,8 @@ from ckptzoo.schema.review_mark import ReviewMark
 from ckptzoo.server.pages import zoos
 from ckptzoo.server.store import accounts, sessions
 from ckptzoo.server.store.audit import OPERATOR
-from tests.support.chromium import chromium, go_to, sideways, violations
+from tests.support.chromium import go_to, sideways, violations
+from tests.support.effort import ALL
 from tests.support.hosted import Hosted, hosted, push
 
 pytestmark = pytest.mark.browser
@@ -38,13 +39,6 @@ tags: [ckptzoo, arch:mlp]
 PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    """One browser for all tests."""
-    with chromium() as running:
-        yield running
 
 
 @pytest.fixture
@@ -128,6 +122,7 @@ def test_by_keyboard_alone(laboratory: Hosted, browser: Chromium) -> None:
     context.close()
 
 
+@pytest.mark.exhaustive
 def test_signing_in_with_a_token(laboratory: Hosted, browser: Chromium) -> None:
     context = browser.new_context()
     page = context.new_page()
@@ -156,7 +151,7 @@ def test_every_page_is_accessible_and_narrow(laboratory: Hosted, browser: Chromi
     viewport = {"width": 320 if scheme == "light" else 1200, "height": 800}
     context = browser.new_context(color_scheme=scheme, viewport=viewport, bypass_csp=True)  # pyright: ignore
     page = signed_in(laboratory, context)
-    for path in PATHS:
+    for path in PATHS if ALL else PATHS[::2]:
         page.goto(laboratory.url + path)
         assert violations(page) == [], path
         assert sideways(page) == 0, path
@@ -167,7 +162,7 @@ def test_nothing_is_cut_on_paper(laboratory: Hosted, browser: Chromium) -> None:
     context = browser.new_context(viewport={"width": 700, "height": 900})
     page = signed_in(laboratory, context)
     page.emulate_media(media="print")
-    for path in PATHS:
+    for path in PATHS if ALL else PATHS[::4]:
         page.goto(laboratory.url + path)
         cut = "found => found.filter(e => e.scrollWidth > e.clientWidth + 1 || e.scrollHeight > e.clientHeight + 1).length"
         assert page.locator("main pre, main .scroll, main .diff").evaluate_all(cut) == 0, path
@@ -175,6 +170,7 @@ def test_nothing_is_cut_on_paper(laboratory: Hosted, browser: Chromium) -> None:
     context.close()
 
 
+@pytest.mark.exhaustive
 def test_what_is_beside_a_list_is_reached_without_its_rows(laboratory: Hosted, browser: Chromium) -> None:
     context = browser.new_context(viewport={"width": 320, "height": 600})
     page = context.new_page()

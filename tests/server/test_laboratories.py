@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 import ckptzoo
-from tests.support.chromium import chromium, go_to
+from tests.support.chromium import go_to
 from tests.support.hub_zoos import weights_of, zoo_of
 from tests.support.server_process import server_process
 from tests.support.untrusted_files import heldout_in, saved
@@ -90,13 +89,6 @@ def operate(root: Path, *words: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One browser for all people, each with cookies of their own."""
-    with chromium() as running:
-        yield running
 
 
 @pytest.mark.exhaustive

@@ -24,7 +24,7 @@ from ckptzoo.server.store import accounts, repositories, sessions, tokens
 from ckptzoo.server.store.audit import OPERATOR
 from ckptzoo.server.store.commits import History
 from ckptzoo.server.store.discussions import Discussions
-from tests.support.effort import FEW_EXAMPLES, examples
+from tests.support.effort import examples
 from tests.support.hosted import Answer
 from tests.support.in_process import ORIGIN, InProcess, in_process
 
@@ -328,7 +328,7 @@ def need_of(route: Route) -> Any:
     return WRITE if route.pattern.pattern.endswith("/auth-check/write") else NEEDS[route.name]
 
 
-@settings(max_examples=examples(100, FEW_EXAMPLES // 2), deadline=None)
+@settings(max_examples=examples(100, 2), deadline=None)
 @given(WORLDS, TOKENS, st.sampled_from(NAMES))
 def test_no_token_does_more_than_its_account_and_its_limits(
     server: InProcess, world: World, token: Token, place: str
@@ -359,7 +359,7 @@ def test_no_token_does_more_than_its_account_and_its_limits(
                     undo()
 
 
-@settings(max_examples=examples(100, FEW_EXAMPLES // 2), deadline=None)
+@settings(max_examples=examples(100, 2), deadline=None)
 @given(WORLDS, TOKENS)
 def test_lists_name_what_the_token_reaches(server: InProcess, world: World, token: Token) -> None:
     with served(server, world):
@@ -392,7 +392,7 @@ def test_lists_name_what_the_token_reaches(server: InProcess, world: World, toke
         assert orgs == {org: WORDS[role] for org, role in roles.items() if role}
 
 
-@settings(max_examples=examples(100, FEW_EXAMPLES // 2), deadline=None)
+@settings(max_examples=examples(100, 2), deadline=None)
 @given(WORLDS, st.lists(st.tuples(st.sampled_from(["post", "edit", "open"]), TOKENS), min_size=1, max_size=4))
 def test_checks_count_with_the_role_they_were_written_with(
     server: InProcess, world: World, acts: list[tuple[str, Token]]

@@ -57,7 +57,7 @@ def peak(pid: int) -> int:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
-    size = 128 * 2**20
+    size = 64 * 2**20
     data = bytes(size)
     oid = hashlib.sha256(data).hexdigest()
     token = token_for(tmp_path)

@@ -1,6 +1,5 @@
 """What the study of barriers finds between networks whose barriers are known."""
 
-import io
 import json
 from dataclasses import replace
 from itertools import permutations
@@ -9,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs, symmetry
@@ -18,11 +16,12 @@ from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.measure.gaussians import joined, wasserstein
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.barriers import BY_ACTIVATIONS, LEAST, BarrierStudy, Lines, barriers
+from ckptzoo.studies.barriers import BY_ACTIVATIONS, LEAST, Lines, barriers
 from ckptzoo.studies.least_barrier import _losses, _tables, least_midpoints
 from ckptzoo.studies.plots.barriers import widths
 from ckptzoo.studies.shared.networks import ALIGNED, RAW
 from tests.support.derived_zoos import weights_of, written
+from tests.support.printed import line_of
 
 RNG = np.random.default_rng(0)
 OPTUNET = "optunet"
@@ -38,14 +37,6 @@ def disguised(name: str, count: int, seed: int = 0) -> dict[str, np.ndarray]:
     table, weights = archs.symmetry(name), weights_of(1, seed, arch=archs.architecture(name))
     elements = symmetry.GroupElement.random(table, count, np.random.default_rng(seed), spread=0.0)
     return dict(symmetry.apply(elements, {key: value.repeat(count, 0) for key, value in weights.items()}, table))
-
-
-def printed(found: BarrierStudy) -> str:
-    console = Console(width=110, file=io.StringIO(), record=True)
-    found.print(console)
-    text = console.export_text()
-    assert "…" not in text
-    return " ".join(text.split())
 
 
 def test_copies_have_no_barrier_once_aligned(tmp_path: Path) -> None:
@@ -66,7 +57,7 @@ def test_copies_have_no_barrier_once_aligned(tmp_path: Path) -> None:
             np.testing.assert_allclose(lines.distances, 0, atol=1e-5)
     assert only.simplices[RAW].greatest_rise.min() > 0.01
     np.testing.assert_allclose(only.simplices[ALIGNED].greatest_rise, 0, atol=1e-6)
-    said = printed(found)
+    said = line_of(found, 110)
     for words in ("copies: 8 members", "4, on made/test: 60 inputs", "aligned 0.000 ± 0.000", "2 of 3"):
         assert words in said
     assert canonical(found.to_json()) == canonical(json.loads(canonical(found.to_json())))
@@ -80,7 +71,7 @@ def test_gaussians_are_joined_and_measured_as_such(tmp_path: Path) -> None:
     zoo = ckptzoo.open(written(tmp_path / "gaussians", arch, weights))
     found = barriers([(zoo, labelled((4,), 3))], pairs=2, draws=3, gauges=[])
     (only,) = found.zoos
-    assert "Gaussians" in only.kind and "means over 3 draws" in printed(found)
+    assert "Gaussians" in only.kind and "means over 3 draws" in line_of(found, 110)
     rows = np.array([[zoo.ids.index(id) for id in pair] for pair in only.pairs])
     both = [joined({key: value[rows[:, side]] for key, value in weights.items()}) for side in (0, 1)]
     np.testing.assert_allclose(only.lines[RAW].distances, wasserstein(*both[0], *both[1]), rtol=1e-6)
@@ -132,6 +123,7 @@ def test_losses_of_permutations_are_finite_and_right_for_any_logits(scale: float
         assert every[swapped, one, other] == pytest.approx(losses.mean(), rel=1e-12, abs=1e-12)
 
 
+@pytest.mark.exhaustive
 def test_the_least_barrier_and_variants_in_a_study(tmp_path: Path) -> None:
     path = written(tmp_path / "zoo", archs.architecture(OPTUNET), weights_of(6, 5, arch=archs.architecture(OPTUNET)))
     zoo = ckptzoo.open(path)
@@ -145,11 +137,12 @@ def test_the_least_barrier_and_variants_in_a_study(tmp_path: Path) -> None:
     assert len(only.lines[LEAST].losses) == 2 == only.least_pairs
     for way in (RAW, ALIGNED):
         assert (only.lines[LEAST].losses[:, 1] <= only.lines[way].losses[:2, 1] + 1e-6).all()
-    assert "least of all permutations (2 pairs)" in printed(found)
+    assert "least of all permutations (2 pairs)" in line_of(found, 110)
     files = {file.name for file in found.plot(tmp_path / "pictures")}
     assert files == {"barriers.png", "barriers.json"}
 
 
+@pytest.mark.exhaustive
 def test_zoos_of_several_widths_are_drawn_together(tmp_path: Path) -> None:
     zoos = []
     for width in (2, 4, 8):
@@ -193,7 +186,7 @@ def test_a_single_pair_has_no_deviation(tmp_path: Path) -> None:
     arch = archs.architecture(OPTUNET)
     zoo = ckptzoo.open(written(tmp_path / "zoo", arch, weights_of(2, 1, arch=arch)))
     found = barriers([(zoo, labelled((1, 28, 28), 10))], points=3, gauges=[], simplex=2, least=1)
-    said = printed(found)
+    said = line_of(found, 110)
     assert "least of all permutations (1 pair)" in said and "±" in said and "± 0." not in said
     assert said.count("± -") == 3 * 4 + 2 * 2
 
@@ -227,7 +220,7 @@ def test_members_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
     zoo = ckptzoo.open(written(tmp_path / "zoo", arch, weights))
     found = barriers([(zoo, labelled((4,), 3))], gauges=[])
     assert (found.zoos[0].members, found.zoos[0].usable, len(found.zoos[0].pairs)) == (4, 3, 3)
-    assert "1 not finite or diverged" in printed(found)
+    assert "1 not finite or diverged" in line_of(found, 110)
 
 
 def test_counters_of_batch_norm_go_along(tmp_path: Path) -> None:

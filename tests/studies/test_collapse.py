@@ -1,6 +1,5 @@
 """What the study of functional collapse finds in zoos whose predictions are known."""
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo.derive import predict
@@ -17,9 +15,10 @@ from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.measure.pairwise import pairwise_mutual_information
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import collapse as module
-from ckptzoo.studies.collapse import Collapse, collapse
+from ckptzoo.studies.collapse import collapse
 from ckptzoo.studies.pair_correlation import correlate_pairs
 from ckptzoo.studies.plots import collapse as pictures
+from tests.support.printed import line_of
 
 OWN, OTHER, CLASSES = 40, 30, 3
 Make = Callable[..., ckptzoo.Zoo]
@@ -57,15 +56,6 @@ def spread_members(members: int, own: np.ndarray | float, other: np.ndarray | fl
     return shared + np.concatenate([sizes[0] * alone[:, :OWN], sizes[1] * alone[:, OWN:]], axis=1)
 
 
-def printed(found: Collapse) -> str:
-    """What is printed 80 columns wide, on one line."""
-    console = Console(width=80, file=io.StringIO(), record=True)
-    found.print(console)
-    text = console.export_text()
-    assert "…" not in text
-    return " ".join(text.split())
-
-
 def test_figures_are_those_of_the_pairs(predicted: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = spread_members(20, 0.5, 1.0).astype(np.float16)
     zoo = predicted(logits)
@@ -93,7 +83,7 @@ def test_a_planted_relation_is_found(predicted: Make) -> None:
     found = collapse(predicted(spread_members(40, sizes, sizes)), permutations=99, resamples=99)
     for item in found.correlations.values():
         assert item.value > 0.8 and item.p_value == 0.01 and item.low is not None and item.low > 0.6
-    assert "Pairs that differ more on own/test differ more on other/test: r^2 =" in printed(found)
+    assert "Pairs that differ more on own/test differ more on other/test: r^2 =" in line_of(found, 80)
 
 
 def test_unrelated_differences_are_not_called_related(predicted: Make) -> None:
@@ -103,21 +93,21 @@ def test_unrelated_differences_are_not_called_related(predicted: Make) -> None:
     for item in found.correlations.values():
         assert item.p_value is not None and item.p_value > 0.05
         assert item.low is not None and item.high is not None and item.low < 0 < item.high
-    assert "No more correlation than by chance" in printed(found)
+    assert "No more correlation than by chance" in line_of(found, 80)
 
 
 def test_no_relation_is_not_stated_of_few_members(predicted: Make) -> None:
     rng = np.random.default_rng(9)
     found = collapse(predicted(spread_members(12, *rng.uniform(0.2, 1.5, (2, 12)))), permutations=99, resamples=0)
     p = found.correlations["pearson"].p_value
-    assert p is not None and ("not resolved with 12 members" in printed(found)) == (p > 0.05)
-    assert "No more correlation" not in printed(found)
+    assert p is not None and ("not resolved with 12 members" in line_of(found, 80)) == (p > 0.05)
+    assert "No more correlation" not in line_of(found, 80)
 
 
 def test_equal_members_have_collapsed(predicted: Make, tmp_path: Path) -> None:
     found = collapse(predicted(np.repeat(spread_members(1, 1.0, 1.0), 5, axis=0)))
     assert (found.information == 0).all() and (found.ood_information == 0).all() and found.correlations == {}
-    assert "nothing to correlate" in printed(found) and "0.0000 ± 0.0000" in printed(found)
+    assert "nothing to correlate" in line_of(found, 80) and "0.0000 ± 0.0000" in line_of(found, 80)
     assert found.to_json()["correlations"] == {}
     assert len(found.plot(tmp_path / "drawn")) == 2
 
@@ -133,7 +123,7 @@ def test_members_that_are_not_finite_are_left_out_and_many_are_thinned(
     monkeypatch.setattr(module, "MAX_MEMBERS", 4)
     found = collapse(zoo, permutations=0, resamples=0)
     assert (found.members, found.usable, len(found.information)) == (4, 10, 6)
-    assert "4 members of 10, evenly spaced; 2 not finite and left out" in printed(found)
+    assert "4 members of 10, evenly spaced; 2 not finite and left out" in line_of(found, 80)
     expected = pairwise_mutual_information(logits[[0, 4, 8, 11], :OWN].astype(np.float16))[np.triu_indices(4, 1)]
     np.testing.assert_allclose(found.information, expected, atol=1e-6)
     with pytest.raises(
@@ -162,7 +152,7 @@ def test_samples_stand_for_no_data_set(predicted: Make) -> None:
     zoo = ckptzoo.open(zoo.path)
     found = collapse(zoo, permutations=0, resamples=0)
     assert (found.set, found.ood) == ("own/test", "other/test")
-    assert "in distribution own/test" in printed(found) and "out of distribution other/test" in printed(found)
+    assert "in distribution own/test" in line_of(found, 80) and "out of distribution other/test" in line_of(found, 80)
     named = collapse(zoo, "a/test-4", "digits/test-3", permutations=0, resamples=0)
     assert (named.set, named.ood) == ("a/test-4", "digits/test-3")
 

@@ -1,13 +1,11 @@
 """What the study of compact posteriors finds in samples whose Gaussian is known."""
 
-import io
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs, symmetry
@@ -17,6 +15,7 @@ from ckptzoo.errors import ZooError
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies.compact import ALIGNED, BINS, KEPT, RATIO, SAMPLED, SIGMA, SIZE, CompactStudy, compact
 from tests.support.derived_zoos import weights_of
+from tests.support.printed import line_of
 
 NAME, COUNT, NOISE = "mlp-4-16-3", 24, 0.01
 RNG = np.random.default_rng(0)
@@ -90,9 +89,7 @@ def test_chains_mix_once_they_are_aligned(found: CompactStudy) -> None:
 
 
 def test_it_is_printed_drawn_and_written(found: CompactStudy, tmp_path: Path) -> None:
-    console = Console(width=130, file=io.StringIO(), record=True)
-    replace(found, draws=1).print(console)
-    said = " ".join(console.export_text().split())
+    said = line_of(replace(found, draws=1), 130)
     for words in (
         "samples: 24 samples of 3 chains",
         "made/test: 200",

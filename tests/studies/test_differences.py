@@ -1,6 +1,5 @@
 """The difference of two checkpoints against numpy, after alignment, and of what has other tensors."""
 
-import io
 import math
 from pathlib import Path
 from typing import Any
@@ -9,16 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs, symmetry
 from ckptzoo.errors import ZooError
 from ckptzoo.loader.checkpoint import Checkpoint
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.differences import ALL, DifferenceStudy, differences
+from ckptzoo.studies.differences import ALL, differences
 from tests.support.derived_zoos import weights_of
 from tests.support.effort import examples
+from tests.support.printed import line_of
 
 NAME = "mlp-4-8-3"
 ARCH, TABLE = archs.architecture(NAME), archs.symmetry(NAME)
@@ -30,12 +29,6 @@ def checkpoint(arch: ckptzoo.Architecture, weights: dict[str, Any], id: str = "a
 
 def one_of(weights: dict[str, Any], place: int, arch: ckptzoo.Architecture = ARCH) -> Checkpoint:
     return checkpoint(arch, {name: array[place] for name, array in weights.items()}, str(place))
-
-
-def printed(found: DifferenceStudy) -> str:
-    console = Console(width=200, file=io.StringIO(), record=True)
-    found.print(console)
-    return " ".join(console.export_text().split())
 
 
 @settings(max_examples=examples(100))
@@ -71,7 +64,7 @@ def test_permuted_copies_are_the_same_after_alignment(tmp_path: Path) -> None:
     found = differences(one_of(weights, 0), one_of(moved, 1), TABLE, progress=lambda *at: steps.append(at))
     assert found.layers[-1].distance > 0.1 and not found.is_identical and steps[-1] == (4, 4)
     assert found.aligned[-1].distance == found.aligned[-1].angle == 0 and found.not_aligned is None
-    assert "fc1 40 " in printed(found) and "Aligned: channels of the second" in printed(found)
+    assert "fc1 40 " in line_of(found, 200) and "Aligned: channels of the second" in line_of(found, 200)
     canonical(found.to_json())
     names = [path.name for path in found.plot(tmp_path / "pictures")]
     assert names == ["differences.png", "differences.json"]
@@ -83,8 +76,8 @@ def test_without_a_table_and_with_the_same_bits() -> None:
     weights = weights_of(2, 0, arch=ARCH)
     weights["fc2.bias"][0, 1] = np.nan
     found = differences(one_of(weights, 0), one_of(weights, 0), names=("x", "y"))
-    assert found.is_identical and found.aligned == () and "all have the same bits" in printed(found)
-    assert "Not aligned: no symmetry table is known" in printed(found)
+    assert found.is_identical and found.aligned == () and "all have the same bits" in line_of(found, 200)
+    assert "Not aligned: no symmetry table is known" in line_of(found, 200)
     found = differences(one_of(weights, 1), one_of(weights, 0), TABLE)
     assert found.aligned == () and "is not finite" in str(found.not_aligned) and math.isnan(found.layers[-1].distance)
     assert "differences" in found.file and b"NaN" in canonical(found.to_json())
@@ -101,10 +94,10 @@ def test_zeros_other_dtypes_and_buffers() -> None:
     half = ckptzoo.Architecture("half", tensors)
     found = differences(one_of(first, 0, arch), one_of(second, 0, half), archs.symmetry("resnet8-pad-10"))
     assert 0 < found.layers[-1].relative < 1e-3 and found.aligned[-1].relative < 1e-3
-    assert all("running" in name or "tracked" in name for name in found.buffers) and "differ" in printed(found)
+    assert all("running" in name or "tracked" in name for name in found.buffers) and "differ" in line_of(found, 200)
     zeros = {name: np.zeros_like(array) for name, array in first.items()}
     found = differences(one_of(zeros, 0, arch), one_of(zeros, 0, arch))
-    assert found.layers[-1].relative == 0 and math.isnan(found.layers[-1].angle) and "-" in printed(found)
+    assert found.layers[-1].relative == 0 and math.isnan(found.layers[-1].angle) and "-" in line_of(found, 200)
     assert differences(one_of(zeros, 0, arch), one_of(first, 0, arch)).layers[-1].relative == math.inf
 
 

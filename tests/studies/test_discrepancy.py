@@ -1,6 +1,5 @@
 """What a comparison of two zoos finds: halves of one, a gauge, shifts, and the same numbers as from plain arrays."""
 
-import io
 import json
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.image import imread
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo.derive import derive
@@ -23,14 +21,9 @@ from ckptzoo.studies import discrepancy as module
 from ckptzoo.studies import mmd
 from ckptzoo.studies.discrepancy import ComparedSet, Discrepancy, LayerDiscrepancy, measure_share
 from ckptzoo.studies.plots import discrepancy as discrepancy_pictures
+from tests.support.printed import printed
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
-
-
-def text_of(found: Discrepancy, width: int = 100) -> str:
-    console = Console(width=width, file=io.StringIO(), record=True)
-    found.print(console)
-    return console.export_text()
 
 
 def halves(zoo: ckptzoo.Zoo) -> tuple[ckptzoo.Zoo, ckptzoo.Zoo]:
@@ -144,7 +137,7 @@ def test_last_steps_are_compared_and_what_is_not_finite_is_left_out(perceptrons:
     assert found.x == ComparedSet("steps", "raw", 13, 2, 0) and found.y.checkpoints == 30
     expected = mmd2(weights["out.weight"][[*range(15, 25), 26, 27, 28]], np.asarray(zoo["out.weight"]))
     np.testing.assert_allclose(found.layers[1].mmd2, expected, atol=1e-12)
-    assert "13 checkpoints; 2 left out, not finite" in text_of(found)
+    assert "13 checkpoints; 2 left out, not finite" in printed(found)
 
 
 def test_checkpoints_that_no_gauge_represents_are_counted(perceptrons: Make, tmp_path: Path) -> None:
@@ -157,14 +150,14 @@ def test_checkpoints_that_no_gauge_represents_are_counted(perceptrons: Make, tmp
     kept = int((~huge.variant_metadata("first-weight")["gauged"].to_numpy()).sum())
     found = mmd(*halves(huge), "first-weight")
     assert (found.x.kept, found.y.kept) == (0, kept) and kept == 1
-    assert "1 as trained, not representable in the gauge" in text_of(found)
+    assert "1 as trained, not representable in the gauge" in printed(found)
 
 
 def test_members_that_are_in_both_are_told(perceptrons: Make) -> None:
     zoo = perceptrons(20, gauge=False)[0]
     with pytest.warns(UserWarning, match="5 members of p are in both; the estimate is for independent draws"):
         found = mmd(zoo.take(slice(12)), zoo.take(slice(7, 20)))
-    assert found.shared == 5 and "5 members" in text_of(found)
+    assert found.shared == 5 and "5 members" in printed(found)
     assert found.to_json()["shared"] == 5
 
 
@@ -212,7 +205,7 @@ def test_the_result_is_printed_drawn_and_serialised(perceptrons: Make, tmp_path:
         assert content == json.loads(json.dumps(found.to_json()))
         assert [item["name"] for item in content["layers"]] == ["hidden", "out"]
         assert (content["p"] is None) == (permutations == 0) and len(content["layers"][0]["mmd2"]) == 20
-        lines = text_of(found).splitlines()
+        lines = printed(found).splitlines()
         assert lines[0].split() == ["X", "p,", "raw:", "20", "checkpoints"]
         assert lines[-1].split()[:4] == ["weighted", "average", "15", f"{100 * found.median:.3f}"]
         assert lines[-1].split()[6:] == ([] if permutations == 0 else [f"{found.p:.3g}"])

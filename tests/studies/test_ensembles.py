@@ -1,6 +1,5 @@
 """What the study of ensembles finds in zoos whose predictions are known, beside plain averages of these."""
 
-import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from scipy.special import softmax
 
 import ckptzoo
@@ -22,6 +20,7 @@ from ckptzoo.studies import ensembles as module
 from ckptzoo.studies.ensembles import Ensembles, Size, ensembles
 from ckptzoo.studies.plots import ensembles as pictures
 from ckptzoo.studies.shared.result import Spread
+from tests.support.printed import printed
 
 OWN, OTHER = 60, 40
 CLASSES = 4
@@ -80,12 +79,6 @@ def looped(p: np.ndarray) -> dict[str, dict[str, float]]:
         other["information_auroc"] = auroc(information[OWN:], information[:OWN])
         other["information_fpr95"] = fpr(information[OWN:], information[:OWN])
     return {"own/test": own, "other/test": other}
-
-
-def printed(found: Ensembles) -> str:
-    console = Console(width=100, file=io.StringIO(), record=True)
-    found.print(console)
-    return console.export_text()
 
 
 def assert_is_looped(found: Ensembles, p: np.ndarray, sizes: list[int]) -> None:
@@ -328,9 +321,7 @@ def test_json_and_tables_agree(made: Make) -> None:
     assert [item["size"] for item in plain["sizes"]] == [1, 2, 4, 8, 10, 16, 20]
     assert plain["sizes"][1]["scores"][0]["accuracy"]["mean"] == found.figure("accuracy")[2].mean
     assert plain["references"] == [{"name": "elsewhere", "accuracy": 0.9}]
-    console = Console(width=80, file=io.StringIO(), record=True)
-    found.print(console)
-    text = console.export_text()
+    text = printed(found, 80)
     one, whole = found.figure("accuracy")[1], found.figure("accuracy")[20]
     for words in (
         "20 members, 1 of them diverged",
@@ -353,8 +344,8 @@ def test_equal_results_give_equal_bytes(made: Make, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in one] == [path.read_bytes() for path in two]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("members", [2, pytest.param(3, marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("members", [2, 3])
 def test_few_members_and_odd_names_can_be_drawn(made: Make, tmp_path: Path, members: int) -> None:
     zoo, _ = made(logits_of(members), lambda at: {"diverged": at % 7 == 1})
     found = ensembles(zoo, references={"$x^2_": 0.5, "b" * 80: 1.0, "c": 0.0, "d": 0.1})
@@ -374,6 +365,7 @@ def test_the_histogram_holds_every_member_and_the_curve_every_size(made: Make) -
     np.testing.assert_allclose(panel.get_ydata(), [100 * spread.mean for spread in accuracy.values()])
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_command_is_the_study(made: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from ckptzoo.cli.app import run

@@ -1,21 +1,20 @@
 """The study of independence: zoos of independent members, planted shared starts, and what cannot be tested."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs, symmetry
 from ckptzoo.derive.independence import IndependenceTest, random_pairs
 from ckptzoo.errors import SymmetryError, ZooError
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.independence import UNIFORM, IndependenceStudy, independence
+from ckptzoo.studies.independence import UNIFORM, independence
 from tests.support.derived_zoos import linked, weights_of, written
+from tests.support.printed import line_of
 
 NAME = "mlp-8-10-3"
 
@@ -28,12 +27,6 @@ def zoo_of(folder: Path, rows: list[dict[str, Any]], starts: list[int], *, name:
     with ckptzoo.create(folder, arch=arch, symmetry=archs.symmetry(name)) as writer:
         writer.add(weights, [{"id": f"n{at}", **row} for at, row in enumerate(rows)])
     return ckptzoo.open(folder)
-
-
-def said_of(found: IndependenceStudy) -> str:
-    console = Console(width=160, file=io.StringIO(), record=True)
-    found.print(console)
-    return " ".join(console.export_text().split())
 
 
 def test_independent_members_and_kept_steps(tmp_path: Path) -> None:
@@ -49,7 +42,7 @@ def test_independent_members_and_kept_steps(tmp_path: Path) -> None:
     assert set(found.same.ids) == {(ids[at], ids[30 + at]) for at in range(30)}
     assert len(found.same.flagged) > 25 and found.same.below["0.01"] > 0.9
     for words in ("30 members", "999 of 10^6.6, of fc1", "No sign that members share their initial weights"):
-        assert words in said_of(found)
+        assert words in line_of(found, 160)
     assert canonical(found.to_json()) == canonical(json.loads(canonical(found.to_json())))
     assert canonical(found.to_json()) == canonical(independence(zoo).to_json())
     assert {file.name for file in found.plot(tmp_path / "pictures")} == {"independence.png", "independence.json"}
@@ -63,7 +56,7 @@ def test_shared_starts_are_found(tmp_path: Path) -> None:
     assert len(every.different.p) == 24 * 23 // 2 and every.different.uniform is None and not every.independent
     planted = {(f"n{2 * at}", f"n{2 * at + 1}") for at in range(12)}
     assert {tuple(sorted(pair[:2], key=lambda name: int(name[1:]))) for pair in every.different.flagged} == planted
-    assert "12 pairs of 276 share their initial weights" in said_of(every) and "n0" in said_of(every)
+    assert "12 pairs of 276 share their initial weights" in line_of(every, 160) and "n0" in line_of(every, 160)
     assert len(independence(zoo, disjoint=False, pairs=50).different.p) == 50
     one_of_each = zoo.take(np.arange(0, 24, 2))
     assert independence(one_of_each).independent and independence(one_of_each, disjoint=False).independent
@@ -73,7 +66,7 @@ def test_starts_that_all_share_are_found_together(tmp_path: Path) -> None:
     zoo = zoo_of(tmp_path / "zoo", [{"member": f"m{at}"} for at in range(30)], 30 * [0])
     found = independence(zoo)
     assert found.different.uniform is not None and found.different.uniform < 1e-6 and not found.independent
-    assert "share their initial weights" in said_of(found)
+    assert "share their initial weights" in line_of(found, 160)
 
 
 def test_draws_around_one_mode_have_one_origin(tmp_path: Path) -> None:
@@ -85,7 +78,7 @@ def test_draws_around_one_mode_have_one_origin(tmp_path: Path) -> None:
     found = independence(zoo)
     assert (found.members, found.origins, len(found.different.p)) == (100, 20, 10) and found.independent
     assert found.same is not None and len(found.same.flagged) >= 18
-    assert "100 members of 20 origins" in said_of(found)
+    assert "100 members of 20 origins" in line_of(found, 160)
 
 
 def test_a_copy_that_was_permuted_afterwards_looks_independent(tmp_path: Path) -> None:
@@ -117,7 +110,7 @@ def test_what_cannot_be_tested_is_refused(tmp_path: Path) -> None:
 def test_more_permutations_than_floats_count(tmp_path: Path) -> None:
     zoo = zoo_of(tmp_path / "wide", [{"member": f"m{at}"} for at in range(6)], [0, 0, 1, 2, 3, 4], name="mlp-4-256-3")
     found = independence(zoo, disjoint=False, permutations=99)
-    assert "of 10^506.9, of fc1" in said_of(found) and found.least == 15 / 1501
+    assert "of 10^506.9, of fc1" in line_of(found, 160) and found.least == 15 / 1501
     assert [pair[:2] for pair in found.different.flagged] == [("n0", "n1")]
 
 

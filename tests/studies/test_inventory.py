@@ -1,13 +1,11 @@
 """What an inventory counts."""
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo.derive import derive, predict
@@ -16,15 +14,14 @@ from ckptzoo.studies.inventory import inventory, take_stock
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.text import counted, printable, size
 from tests.support.derived_zoos import zoo_of
+from tests.support.printed import printed
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 ONE = ckptzoo.Architecture("one", (ckptzoo.Tensor("w", ()),))
 
 
-def printed(zoo: ckptzoo.Zoo, width: int = 200) -> str:
-    console = Console(width=width, file=io.StringIO(), record=True)
-    inventory(zoo).print(console)
-    return console.export_text()
+def text_of(zoo: ckptzoo.Zoo, width: int = 200) -> str:
+    return printed(inventory(zoo), width)
 
 
 def test_counts_variants_and_sizes(perceptrons: Make) -> None:
@@ -47,7 +44,7 @@ def test_retracted_checkpoints_are_not_counted(perceptrons: Make) -> None:
         zoo = ckptzoo.open(zoo.path)
     found = inventory(zoo.where("seed > 10"))
     assert (found.checkpoints, found.total, found.retracted) == (9, 18, 2)
-    assert "9 of 18 (9 members, 2 retracted and left out)" in printed(zoo.where("seed > 10"))
+    assert "9 of 18 (9 members, 2 retracted and left out)" in text_of(zoo.where("seed > 10"))
     assert [(item.name, item.checkpoints) for item in found.variants] == [("raw", 18), ("first-weight", 18)]
 
 
@@ -98,13 +95,13 @@ def test_checkpoints_and_members_are_told_apart(perceptrons: Make) -> None:
     found = inventory(zoo)
     assert (found.checkpoints, found.members, found.diverged) == (12, 4, 3)
     assert found.test_accuracy == Spread.of([0.2, 0.325, 0.45])
-    text = printed(zoo)
+    text = text_of(zoo)
     assert "12 (4 members, 3 checkpoints diverged)" in text
     assert "mean 32.50%, sd 12.50%, 20.00% to 45.00% (3 members at their last step)" in text
     assert "whole zoo" not in text
     early = zoo.where("step < 2")
     assert inventory(early).test_accuracy == Spread.of([0.1, 0.225, 0.35])
-    text = printed(early)
+    text = text_of(early)
     assert "8 of 12 (4 members, 2 checkpoints diverged)" in text and "(of the whole zoo; 68 B of raw" in text
     assert text.count("(of the whole zoo)") == 1, "over the variants"
 
@@ -121,11 +118,11 @@ def test_draws_are_counted_by_method(perceptrons: Make) -> None:
         {"method": "swag", "modes": 2, "draws": 7},
         {"method": "laplace", "modes": 0, "draws": 3},
     ]
-    lines = [line.split() for line in printed(zoo).splitlines()]
+    lines = [line.split() for line in text_of(zoo).splitlines()]
     at = lines.index(["draws", "swag:", "7", "around", "2", "modes"])
     assert lines[at + 1] == ["laplace:", "3"]
-    assert inventory(zoo.where("method is None")).draws == () and " around " not in printed(zoo.where("seed < 2"))
-    assert "swag: 2 around 2 modes" in printed(zoo.where("draw < 1"))
+    assert inventory(zoo.where("method is None")).draws == () and " around " not in text_of(zoo.where("seed < 2"))
+    assert "swag: 2 around 2 modes" in text_of(zoo.where("draw < 1"))
 
 
 def test_the_accuracy_is_that_of_the_page(perceptrons: Make) -> None:
@@ -149,7 +146,7 @@ def test_distinct_values_come_most_frequent_first(perceptrons: Make) -> None:
     told = inventory(zoo).told
     assert list(told["recipe"].items()) == [("r2", 4), ("r1", 3), ("r0", 2)]
     assert told["license"] == {"MIT": 9} and "dataset" not in told
-    text = printed(zoo)
+    text = text_of(zoo)
     assert "r2 (4), r1 (3), r0 (2)" in text and "c3 (1), 5 more (5)" in text
 
 
@@ -163,11 +160,11 @@ def test_rows_without_a_licence_are_counted(perceptrons: Make) -> None:
         "contributor": 10,
     }
     assert found.to_json()["untold"]["license"] == 10
-    lines = [" ".join(line.split()) for line in printed(zoo).splitlines()]
+    lines = [" ".join(line.split()) for line in text_of(zoo).splitlines()]
     assert "license cc-by-4.0 (2), as on the page of the zoo (10)" in lines
     assert "contributor Ada (2), as on the page of the zoo (10)" in lines
     assert "recipe hers (2), not stated (10)" in lines
-    assert "license cc-by-4.0" in [" ".join(line.split()) for line in printed(zoo.where("seed > 9")).splitlines()]
+    assert "license cc-by-4.0" in [" ".join(line.split()) for line in text_of(zoo.where("seed > 9")).splitlines()]
 
 
 def test_an_empty_zoo_has_an_inventory(perceptrons: Make) -> None:
@@ -175,16 +172,16 @@ def test_an_empty_zoo_has_an_inventory(perceptrons: Make) -> None:
     ckptzoo.create(path, arch=ckptzoo.Architecture("a", (ckptzoo.Tensor("w", (2,)),)))
     found = inventory(ckptzoo.open(path))
     assert (found.checkpoints, found.members, found.nbytes, found.test_accuracy) == (0, 0, 0, None)
-    assert "0 (0 members)" in printed(ckptzoo.open(path))
+    assert "0 (0 members)" in text_of(ckptzoo.open(path))
 
 
 def test_strangers_text_cannot_command_the_terminal(perceptrons: Make) -> None:
     zoo, _ = perceptrons(2, rows=lambda _: {"contributor": "\x1b[2Jeve\nx [red]y"}, gauge=False)
-    assert r"\x1b[2Jeve\nx [red]y" in printed(zoo)
+    assert r"\x1b[2Jeve\nx [red]y" in text_of(zoo)
 
 
 def test_nothing_is_cut_short_on_a_narrow_screen(perceptrons: Make) -> None:
-    text = printed(perceptrons(20, name="a-rather-long-name-" * 4)[0], width=80)
+    text = text_of(perceptrons(20, name="a-rather-long-name-" * 4)[0], width=80)
     assert "…" not in text and max(map(len, text.splitlines())) <= 80
 
 

@@ -1,12 +1,10 @@
 """The study of the loss around members: stored figures, and pairs that lines and curves join."""
 
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs, symmetry
@@ -15,10 +13,10 @@ from ckptzoo.derive.evaluation import Evaluator, combined
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import ZooError
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.landscape import LandscapeStudy
 from ckptzoo.studies.landscape import landscape as study
 from ckptzoo.studies.shared.networks import ALIGNED, RAW
 from tests.support.derived_zoos import weights_of, written
+from tests.support.printed import line_of
 
 NAME = "mlp-4-8-3"
 ARCH, TABLE = archs.architecture(NAME), archs.symmetry(NAME)
@@ -42,12 +40,6 @@ def disguised(folder: Path, count: int = 8) -> ckptzoo.Zoo:
     return ckptzoo.open(path)
 
 
-def said_of(found: LandscapeStudy) -> str:
-    console = Console(width=160, file=io.StringIO(), record=True)
-    found.print(console)
-    return " ".join(console.export_text().split())
-
-
 def test_copies_are_alike_and_connected_once_aligned(tmp_path: Path) -> None:
     zoo = disguised(tmp_path / "copies")
     given = labelled()
@@ -65,7 +57,7 @@ def test_copies_are_alike_and_connected_once_aligned(tmp_path: Path) -> None:
     ends, line, _ = found.joined[ALIGNED].highest
     np.testing.assert_allclose(line, ends, atol=1e-5)
     for words in ("8 members", "largest eigenvalue", "exact", "4 pairs, on 60 inputs", "curves of 30 steps"):
-        assert words in said_of(found)
+        assert words in line_of(found, 160)
     assert canonical(found.to_json()) == canonical(json.loads(canonical(found.to_json())))
     twice = [canonical(study(zoo, given, pairs=1, curve_steps=2).to_json()) for _ in range(2)]
     assert twice[0] == twice[1]

@@ -1,6 +1,5 @@
 """What a study of masses finds where the least mass is known."""
 
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -9,26 +8,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import MissingExtraError, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import mass as module
-from ckptzoo.studies.mass import FEW, Masses, mass, peak
+from ckptzoo.studies.mass import FEW, mass, peak
 from ckptzoo.studies.shared import plots
 from ckptzoo.symmetry import min_mass
 from tests.support import effort
 from tests.support.pictures import share
+from tests.support.printed import printed
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
-
-
-def text_of(found: Masses, width: int = 80) -> str:
-    console = Console(width=width, file=io.StringIO(), record=True)
-    found.print(console)
-    return console.export_text()
 
 
 def zoo_of(path: Path, name: str, count: int, *, table: bool = True, seed: int = 0) -> ckptzoo.Zoo:
@@ -63,6 +56,7 @@ def test_two_layers_have_their_least_mass_in_closed_form(perceptrons: Make) -> N
     np.testing.assert_allclose(out.after, np.abs(weights["out.weight"] / scales[:, None]).max(axis=(1, 2)), rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 def test_cvxpy_finds_the_same(perceptrons: Make) -> None:
     zoo, _ = perceptrons(9, gauge=False)
     assert mass(zoo).convex == ()
@@ -72,7 +66,7 @@ def test_cvxpy_finds_the_same(perceptrons: Make) -> None:
         assert item.mass == found.after[zoo.ids.index(item.id)] and item.gap <= 1e-10
         assert -item.gap <= item.difference <= item.convex_gap + 1e-12 and item.convex_gap < 1e-6
     assert [item["difference"] for item in found.to_json()["convex"]] == [item.difference for item in found.convex]
-    assert "solved by cvxpy too" in text_of(found, 120) and "solved by cvxpy too" not in text_of(mass(zoo), 120)
+    assert "solved by cvxpy too" in printed(found, 120) and "solved by cvxpy too" not in printed(mass(zoo), 120)
 
 
 def test_planted_excess_is_found(sorted_units: Callable[..., ckptzoo.Zoo]) -> None:
@@ -82,7 +76,7 @@ def test_planted_excess_is_found(sorted_units: Callable[..., ckptzoo.Zoo]) -> No
     np.testing.assert_allclose(found.before, (2 / s + 2).sum(axis=1))
     np.testing.assert_allclose(found.after, (4 / scales).sum(axis=1), rtol=1e-9)
     assert found.excess[0] == pytest.approx(0, abs=1e-9) and found.excess[1] == pytest.approx(25, rel=1e-6)
-    assert "25" in text_of(found)
+    assert "25" in printed(found, 80)
 
 
 def test_dead_channels_are_counted(perceptrons: Make, tmp_path: Path) -> None:
@@ -93,7 +87,7 @@ def test_dead_channels_are_counted(perceptrons: Make, tmp_path: Path) -> None:
         writer.add(weights, [{"id": f"d{at}"} for at in range(5)])
     found = mass(ckptzoo.open(tmp_path / "dead"))
     assert found.degenerate.tolist() == [0, 0, 1, 0, 3]
-    assert "4 channels in 2 networks" in text_of(found)
+    assert "4 channels in 2 networks" in printed(found, 80)
     finite = [0, 1, 2, 3]
     assert np.isfinite(found.excess[finite]).all() and (found.excess[finite] >= -1e-9).all()
     json.loads(canonical(found.to_json()))
@@ -110,7 +104,7 @@ def test_what_is_left_out_is_counted(perceptrons: Make, tmp_path: Path) -> None:
     found = mass(odd)
     assert (found.members, found.left_out) == (3, 2), "m4 counts once, at its last step"
     np.testing.assert_array_equal(found.before, mass(odd.take([0, 3, 5])).before)
-    assert "2 checkpoints, diverged or not finite" in text_of(found)
+    assert "2 checkpoints, diverged or not finite" in printed(found, 80)
     with pytest.raises(ZooError, match="networks: expected at least one that is finite"):
         mass(odd.take([1, 2]))
 
@@ -133,9 +127,9 @@ def test_figures_that_are_not_numbers_are_left_out(perceptrons: Make, tmp_path: 
 
 def test_loose_bounds_are_told(perceptrons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     found = mass(perceptrons(3, gauge=False)[0])
-    assert "not certified" not in text_of(found) and found.to_json()["gap"]["not_certified"] == 0
+    assert "not certified" not in printed(found, 80) and found.to_json()["gap"]["not_certified"] == 0
     monkeypatch.setattr(module, "TIGHT", 0.0)
-    assert "3 networks, with a gap above 0" in text_of(found)
+    assert "3 networks, with a gap above 0" in printed(found, 80)
 
 
 def test_optunets_are_set_beside_the_paper(tmp_path: Path, perceptrons: Make) -> None:
@@ -145,9 +139,9 @@ def test_optunets_are_set_beside_the_paper(tmp_path: Path, perceptrons: Make) ->
     np.testing.assert_array_equal(found.after, made.mass_after)
     assert [item.layer for item in found.layers] == ["conv1", "conv2", "fc"]
     np.testing.assert_allclose(found.layers[1].after, np.abs(made.weights["conv2.weight"]).max(axis=(1, 2, 3, 4)))
-    assert "arXiv 2310.08287, figure 2" in text_of(found) and found.to_json()["paper"] is not None
+    assert "arXiv 2310.08287, figure 2" in printed(found, 80) and found.to_json()["paper"] is not None
     other = mass(perceptrons(3, gauge=False)[0])
-    assert "arXiv" not in text_of(other) and other.to_json()["paper"] is None
+    assert "arXiv" not in printed(other, 80) and other.to_json()["paper"] is None
 
 
 def test_a_zoo_without_a_table_takes_that_of_its_architecture(tmp_path: Path) -> None:
@@ -159,7 +153,7 @@ def test_a_zoo_without_a_table_takes_that_of_its_architecture(tmp_path: Path) ->
 def test_networks_with_normalisation(tmp_path: Path, formulation: str) -> None:
     zoo = zoo_of(tmp_path / "r", "resnet8-pad-3", 2)
     found = mass(zoo, formulation=formulation)
-    assert found.formulation == formulation and formulation in text_of(found)
+    assert found.formulation == formulation and formulation in printed(found, 80)
     assert (found.excess > 0).all() and found.gap.max() <= 1e-10
     convolutions = [item for item in found.layers if "conv" in item.layer]
     same = all(np.array_equal(item.before, item.after) for item in convolutions[1:-1])
@@ -209,27 +203,27 @@ def test_the_peak_may_be_at_zero() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 60])
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("count", [60, 1, 2])
+@pytest.mark.sampled(3)
 def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, count: int) -> None:
     found = mass(perceptrons(count, gauge=False, name="a" * 60)[0])
     first = found.plot(tmp_path / "one")
     assert [path.name for path in first] == ["mass.png", "mass.json"]
-    if count == 60 or effort.ALL:
+    if effort.ALL:
         assert first[0].read_bytes() == found.plot(tmp_path / "two")[0].read_bytes()
     for colour in (plots.RAW_COLOUR, plots.DERIVED_COLOUR):
         assert share(first[0], colour) > 1e-4
     plain = json.loads(first[1].read_bytes())
     assert plain == json.loads(canonical(found.to_json())) and plain["members"] == count
-    assert (plain["excess_peak_percent"] is None) == (count < FEW) == ("peaks" not in text_of(found))
+    assert (plain["excess_peak_percent"] is None) == (count < FEW) == ("peaks" not in printed(found, 80))
     assert plain["mass_after"]["most"] <= plain["mass_before"]["most"]
-    assert "…" not in text_of(found)
+    assert "…" not in printed(found, 80)
 
 
 def test_many_layers_are_thinned_out(perceptrons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     found = mass(perceptrons(3, gauge=False)[0])
     monkeypatch.setattr(module, "MAX_ROWS", 1)
-    assert "1 more layer not shown" in text_of(found) and "out, as trained" not in text_of(found)
+    assert "1 more layer not shown" in printed(found, 80) and "out, as trained" not in printed(found, 80)
     assert [item["layer"] for item in found.to_json()["largest"]] == ["hidden", "out"]
 
 

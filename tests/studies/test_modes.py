@@ -1,6 +1,5 @@
 """How many modes are counted where clusters are planted."""
 
-import io
 import json
 import sys
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs
@@ -19,11 +17,12 @@ from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import mean_shift
 from ckptzoo.studies import modes as module
 from ckptzoo.studies.mean_shift import QUANTILES, RUNS, ModeCurve, PointSet, mode_curve
-from ckptzoo.studies.modes import ALL, Modes, modes
+from ckptzoo.studies.modes import ALL, modes
 from ckptzoo.studies.shared import plots
 from ckptzoo.symmetry import GroupElement, apply
 from tests.support import effort
 from tests.support.pictures import share
+from tests.support.printed import printed
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 
@@ -40,12 +39,6 @@ def shifted(points: np.ndarray) -> ModeCurve:
     found = mode_curve(points, lambda: None)
     assert found is not None
     return found
-
-
-def text_of(found: Modes, width: int = 100) -> str:
-    console = Console(width=width, file=io.StringIO(), record=True)
-    found.print(console)
-    return console.export_text()
 
 
 def networks(count: int, tmp_path: Path, *, copies: int, noise: float = 0.01) -> ckptzoo.Zoo:
@@ -91,6 +84,7 @@ def test_one_cloud_has_no_steady_number() -> None:
     assert found.steadiest is None or found.steadiest[1] < 1.3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_the_ends_are_one_a_point_and_one_in_all() -> None:
     points = np.random.default_rng(2).normal(size=(25, 2))
@@ -148,21 +142,22 @@ def test_symmetric_copies_are_one_mode_in_the_gauge_only(tmp_path: Path, monkeyp
         assert derived.steadiest is not None and derived.steadiest[0] == 3 and derived.steadiest[1] > 4
         assert raw.steadiest is None or raw.steadiest[1] < derived.steadiest[1] / 2
     assert seen == [(at + 1, 6 * RUNS) for at in range(6 * RUNS)]
-    text = text_of(found)
+    text = printed(found)
     assert "each mode is 24 modes by permutations" in text and "set of 4 dimensions (15.38% of" in text
     assert "The steadiest number of all is 3" in text
     monkeypatch.setattr(mean_shift, "BANDWIDTHS", 5)
-    few = text_of(modes(networks(3, tmp_path / "few", copies=4)))
+    few = printed(modes(networks(3, tmp_path / "few", copies=4)))
     assert "not resolved with 12 members; that takes 14 or more" in few and "steadiest number of all" not in few
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_many_members_are_thinned_out(perceptrons: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     zoo, _ = perceptrons(20)
     monkeypatch.setattr(module, "MAX_MEMBERS", 5)
     few = modes(zoo, "first-weight")
-    assert (few.members, few.usable) == (5, 20) and "5 members of 20, evenly spaced" in text_of(few)
+    assert (few.members, few.usable) == (5, 20) and "5 members of 20, evenly spaced" in printed(few)
     same = modes(zoo.take([0, 5, 10, 14, 19]), "first-weight")
     assert canonical(few.to_json()["spaces"]) == canonical(same.to_json()["spaces"])
     monkeypatch.setattr(module, "MAX_BYTES", 3 * 24)
@@ -178,7 +173,7 @@ def test_many_layers_are_thinned_out(perceptrons: Make, monkeypatch: pytest.Monk
     monkeypatch.setattr(module, "MAX_LAYERS", 1)
     found = modes(zoo, "first-weight")
     assert [space.label for space in found.spaces] == ["hidden", ALL] and found.layers == 2
-    assert "1 of 2, evenly spaced" in text_of(found)
+    assert "1 of 2, evenly spaced" in printed(found)
     assert canonical(found.spaces[-1].to_json()) == canonical(both.spaces[-1].to_json()), "all are still all"
 
 
@@ -192,6 +187,7 @@ def test_small_pieces_give_the_same(perceptrons: Make, monkeypatch: pytest.Monke
     assert canonical(modes(zoo, "first-weight").to_json()) == canonical(whole.to_json())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_what_cannot_be_used_is_left_out(perceptrons: Make, tmp_path: Path) -> None:
@@ -206,7 +202,7 @@ def test_what_cannot_be_used_is_left_out(perceptrons: Make, tmp_path: Path) -> N
     odd = ckptzoo.open(tmp_path / "odd")
     found = modes(odd, "first-weight")
     assert (found.members, found.left_out) == (6, 2), "m7 counts once"
-    assert "2 checkpoints: diverged, not finite or not in the gauge" in text_of(found)
+    assert "2 checkpoints: diverged, not finite or not in the gauge" in printed(found)
     good = modes(odd.take([0, 1, 3, 5, 6, 8]), "first-weight")
     assert canonical(good.to_json()["spaces"]) == canonical(found.to_json()["spaces"])
     with pytest.raises(ZooError, match="members: expected at least one that is finite"):
@@ -231,8 +227,8 @@ def test_a_zoo_without_a_table_is_refused(make_zoo: Callable[..., tuple[Path, di
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.exhaustive), 6])
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("count", [6, 1, 2])
+@pytest.mark.sampled(3)
 def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, request: pytest.FixtureRequest, count: int) -> None:
     if not effort.ALL:
         request.getfixturevalue("coarse")
@@ -240,16 +236,16 @@ def test_print_plot_and_json(perceptrons: Make, tmp_path: Path, request: pytest.
     found = modes(zoo, "first-weight")
     first = found.plot(tmp_path / "one")
     assert [path.name for path in first] == ["modes.png", "modes.json"]
-    if count == 6 or effort.ALL:
+    if effort.ALL:
         assert first[0].read_bytes() == found.plot(tmp_path / "two")[0].read_bytes()
     for colour in (plots.DERIVED_COLOUR, *[plots.RAW_COLOUR] * (count > 1)):
         assert share(first[0], colour) > 1e-4
     plain = json.loads(first[1].read_bytes())
     assert plain == json.loads(canonical(found.to_json())) and plain["members"] == count
-    text = text_of(found)
+    text = printed(found)
     assert "6 modes by permutations" in text
     assert ("Fewer than three members differ" in text) == (count < 3)
-    assert "…" not in text_of(found, 80)
+    assert "…" not in printed(found, 80)
 
 
 @pytest.mark.usefixtures("coarse")

@@ -1,20 +1,19 @@
 """The study of novelty: planted copies are found, independent networks are not, and what cannot be compared."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs, symmetry
 from ckptzoo.errors import SymmetryError, ZooError
 from ckptzoo.schema.documents import canonical
-from ckptzoo.studies.novelty import Novelty, novelty
+from ckptzoo.studies.novelty import novelty
 from tests.support.derived_zoos import Weights, linked, weights_of
+from tests.support.printed import line_of
 
 NAMES = ["optunet", pytest.param("mlp-tanh-4-8-3", marks=pytest.mark.exhaustive), "mlp-4-6-5-3"]
 CARDS = Path(__file__).parents[2] / "cards"
@@ -40,13 +39,8 @@ def disguised(name: str, weights: Weights, seed: int, *, noise: float = 0.0, spr
     return {key: value + noise * value.std() * rng.standard_normal(value.shape) for key, value in moved.items()}
 
 
-def said_of(found: Novelty) -> str:
-    console = Console(width=200, file=io.StringIO(), record=True)
-    found.print(console)
-    return " ".join(console.export_text().split())
-
-
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(2)
 def test_planted_copies_are_found_and_independent_networks_are_new(tmp_path: Path, name: str) -> None:
     weights = weights_of(30, 1, arch=archs.architecture(name))
     zoo = zoo_of(tmp_path / "zoo", name, weights)
@@ -85,8 +79,8 @@ def test_what_is_said_drawn_and_written(tmp_path: Path) -> None:
     found = novelty(given, zoo)
     assert found.skipped == ("made0004",) and found.copies == 3 and len(found.generated) == 7
     for words in ("7 checkpoints", "30 checkpoints", "exact: least over all permutations", "3 copies, 4 new, of 7."):
-        assert words in said_of(found)
-    assert "1 that are not finite were left out" in said_of(found)
+        assert words in line_of(found, 200)
+    assert "1 that are not finite were left out" in line_of(found, 200)
     assert {file.name for file in found.plot(tmp_path / "pictures")} == {"novelty.png", "novelty.json"}
     assert canonical(found.to_json()) == canonical(json.loads(canonical(found.to_json())))
     # neither does the order of the zoo change anything, nor do other generated ones but for Holm's adjustment

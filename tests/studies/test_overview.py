@@ -1,18 +1,17 @@
 """What an overview finds in zoos whose weights are known."""
 
-import io
 import json
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo.errors import UnknownNameError, ZooError
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies import overview as module
 from ckptzoo.studies.overview import overview
+from tests.support.printed import printed
 
 Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 
@@ -152,8 +151,6 @@ def test_json_and_tables_agree(perceptrons: Make) -> None:
     plain = json.loads(canonical(found.to_json()))
     assert plain["shown"] == 30 and plain["inventory"]["variants"][1]["name"] == "first-weight"
     assert plain["pair"]["above_diagonal"]["raw"] == found.pair.above("raw")  # type: ignore[union-attr]
-    console = Console(width=100, file=io.StringIO(), record=True)
-    found.print(console)
-    text = console.export_text()
+    text = printed(found)
     for word in ("30 (30 members)", "out.weight", "first-weight: mean", f"{found.marginals[0].sd['raw']:.4g}"):
         assert word in text, text

@@ -1,13 +1,11 @@
 """What the study of pairs finds among networks of which some are permuted copies."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs, symmetry
@@ -17,6 +15,7 @@ from ckptzoo.schema.documents import canonical
 from ckptzoo.studies.pairs import pairs
 from ckptzoo.studies.plots.pairs import distances
 from tests.support.derived_zoos import weights_of, written
+from tests.support.printed import line_of, printed
 
 NAME = "mlp-4-8-3"
 RNG = np.random.default_rng(0)
@@ -49,9 +48,7 @@ def test_copies_are_the_nearest_and_are_connected(tmp_path: Path, gauge: str | N
     assert found.sampled.sum() == found.least.sum() == 45 and len(found.barriers["random"]) == 4
     assert (found.neighbours[:5] < 1e-2).all() and (found.neighbours[5:] > 0.1).all()
     assert steps[-1] == (8, 8)
-    console = Console(width=100, file=io.StringIO(), record=True)
-    found.print(console)
-    said = " ".join(console.export_text().split())
+    said = line_of(found)
     for words in (
         "10 members",
         "pairs 45",
@@ -75,9 +72,7 @@ def test_all_pairs_are_joined_once(tmp_path: Path) -> None:
     x, y = np.asarray(line.get_data(), float)
     assert x.max() < 0.97 * right.get_xlim()[1] and y.max() < 0.97 * right.get_ylim()[1], "whole points"
     assert list(pairs(zoo, given, nearest=2).barriers) == ["nearest", "random"]
-    console = Console(width=100, file=io.StringIO(), record=True)
-    pairs(zoo, given, nearest=1).print(console)
-    said = console.export_text()
+    said = printed(pairs(zoo, given, nearest=1))
     assert "The nearest pair links 2 members in 1 group, the largest of 2." in said and said.count("± -") == 2
 
 

@@ -40,6 +40,7 @@ def test_equal_overviews_give_equal_bytes_whatever_the_settings(perceptrons: Mak
     assert {path.name for path in (tmp_path / "one").iterdir()} == {path.name for path in one}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_both_variants_and_the_diverged_are_seen(perceptrons: Make, tmp_path: Path) -> None:
     zoo, _ = perceptrons(rows=lambda at: {"diverged": at % 10 == 0})
@@ -105,6 +106,7 @@ def texts(figure: Figure, labels: list[Text]) -> list[Bbox]:
 
 
 @pytest.mark.parametrize("which", ["x", "y"])
+@pytest.mark.sampled(2)
 def test_labels_of_logarithmic_axes_leave_a_gap(which: Literal["x", "y"]) -> None:
     rng = np.random.default_rng(1)
     cases = [(8.5, 200.0, 4.0), (0.9, 1.1, 2.0), (1.0, 1.0001, 3.0), (1e-300, 1e300, 2.0), (3.0, 3e5, 1.6)]
@@ -125,6 +127,7 @@ def test_labels_of_logarithmic_axes_leave_a_gap(which: Literal["x", "y"]) -> Non
 
 
 @pytest.mark.parametrize("columns", [2, 4])
+@pytest.mark.sampled(2)
 def test_names_of_panels_stay_above_them(columns: int) -> None:
     for name in (
         "fc.weight",

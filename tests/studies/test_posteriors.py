@@ -2,14 +2,12 @@
 
 import csv
 import dataclasses
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs
@@ -20,6 +18,7 @@ from ckptzoo.studies import mmd, published
 from ckptzoo.studies.ensemble_scores import log_softmax
 from ckptzoo.studies.posteriors import PERFORMANCE, REMOVALS, STATISTICS, Posteriors, posteriors
 from ckptzoo.studies.shared.draws import draw_groups
+from tests.support.printed import printed
 
 ARCH = archs.architecture("mlp-6-3-4")
 INPUTS = np.random.default_rng(5).normal(size=(50, 6)).astype(np.float32)
@@ -125,6 +124,7 @@ def test_the_distances_are_those_of_mmd(found: Posteriors, zoos: tuple[ckptzoo.Z
             assert figures == pytest.approx((100 * layer.median, layer.spread, layer.offset, *(100 * layer.mmd2)))
 
 
+@pytest.mark.exhaustive
 def test_members_that_modes_were_started_from_do_not_count(
     found: Posteriors, zoos: tuple[ckptzoo.Zoo, ckptzoo.Zoo], tmp_path: Path
 ) -> None:
@@ -175,9 +175,7 @@ def test_it_prints_draws_and_writes_tables(
 
     monkeypatch.setattr(module, "_published_for", lambda zoo: published.posterior_figures("mnist", "optunet"))
     beside = posteriors(*zoos, modes=2, draws=5, ensemble=8, replicates=2)
-    console = Console(width=100, file=io.StringIO(), record=True)
-    beside.print(console)
-    text = console.export_text()
+    text = printed(beside)
     assert "…" not in text  # every cell is whole in a window of usual width
     assert "published" in text and "difference" in text and "17.7*" in text
     assert "ECE and Brier score are exchanged" in text and "3 draws of sghmc" in text
@@ -195,16 +193,11 @@ def test_it_prints_draws_and_writes_tables(
 
 
 def test_of_many_layers_some_are_printed(found: Posteriors, monkeypatch: pytest.MonkeyPatch) -> None:
-    def text() -> str:
-        console = Console(width=100, file=io.StringIO(), record=True)
-        found.print(console)
-        return console.export_text()
-
     layers = [*found.entries[0].layers["mmd"]]
-    whole = text().partition("what removing symmetries does")[2]
+    whole = printed(found).partition("what removing symmetries does")[2]
     assert all(f" {layer} " in whole for layer in layers) and "not shown" not in whole
     monkeypatch.setattr("ckptzoo.studies.posteriors.MAX_LAYERS", 1)
-    some = text().partition("what removing symmetries does")[2]
+    some = printed(found).partition("what removing symmetries does")[2]
     assert sum(f" {layer} " in some for layer in layers) == 1 and f"{len(layers) - 1} more layer" in some
 
 
@@ -219,9 +212,7 @@ def test_figures_of_another_width_say_so(found: Posteriors) -> None:
     narrow = dataclasses.replace(
         found, entries=entries, architecture="resnet18-8-100", published_of="resnet18-100", ood=found.ood[:1]
     )
-    console = Console(width=100, file=io.StringIO(), record=True)
-    narrow.print(console)
-    text = console.export_text()
+    text = printed(narrow)
     assert "…" not in text
     assert "figures are those of resnet18-100; the target is resnet18-8-100" in text
     assert "  of resnet18-100" in text and "of resnet18-100" in narrow.to_latex()

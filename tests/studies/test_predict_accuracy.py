@@ -1,13 +1,11 @@
 """What the study of accuracies finds in zoos whose figures are known functions of the weights."""
 
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs, derive
@@ -27,6 +25,7 @@ from ckptzoo.studies.predict_accuracy import (
     predict_accuracy,
     statistics,
 )
+from tests.support.printed import printed
 
 pytest.importorskip("sklearn")
 NAME, COUNT = "mlp-3-4-2", 240
@@ -93,14 +92,8 @@ def test_steps_of_one_member_on_both_sides_look_like_knowledge(made: Made) -> No
     found = predict_accuracy(made(lambda flat: np.repeat(drawn.random(20), 12), steps=12, noise=0.001), splits=3)
     assert found.members == 20 and found.checkpoints == COUNT
     assert r2(found, "raw", FLAT, split=BY_CHECKPOINT) > 0.9 and r2(found, "raw", FLAT) < 0.2
-    said = printed(found)
+    said = printed(found, 200)
     assert "split by checkpoint" in said and "its own earlier and later weights" in said
-
-
-def printed(found: PredictAccuracy) -> str:
-    out = io.StringIO()
-    found.print(Console(file=out, width=200))
-    return out.getvalue()
 
 
 def test_statistics_are_those_of_each_tensor(made: Made) -> None:

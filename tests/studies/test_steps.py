@@ -1,13 +1,11 @@
 """What the study of steps finds in members whose way through training is known."""
 
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 import ckptzoo
 from ckptzoo import archs, symmetry
@@ -18,8 +16,9 @@ from ckptzoo.errors import ZooError
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies.plots.steps import steps as picture
 from ckptzoo.studies.shared.networks import ALIGNED, RAW
-from ckptzoo.studies.steps import POINTS, Steps, steps
+from ckptzoo.studies.steps import POINTS, steps
 from tests.support.derived_zoos import weights_of
+from tests.support.printed import line_of
 
 NAME, MEMBERS = "mlp-4-8-3", 3
 RNG = np.random.default_rng(0)
@@ -55,7 +54,7 @@ def test_exchanged_neurons_are_found_at_their_step(followed: tuple[ckptzoo.Zoo, 
     for values in (found.distances[ALIGNED], found.barriers[ALIGNED], found.distances[RAW][~early]):
         np.testing.assert_allclose(values, 0, atol=1e-5)
     assert counted[-1] == (2 * MEMBERS, 2 * MEMBERS)
-    said = printed(found)
+    said = line_of(found, 140)
     for words in ("3 members, 2 earlier steps", "at most 7", "made/test: 80 inputs", "1.0 ± 0.0"):
         assert words in said
     assert canonical(found.to_json()) == canonical(json.loads(canonical(found.to_json())))
@@ -96,11 +95,3 @@ def test_without_inputs_there_are_no_barriers(followed: tuple[ckptzoo.Zoo, Label
 def test_members_with_one_step_are_refused(followed: tuple[ckptzoo.Zoo, Labelled]) -> None:
     with pytest.raises(ZooError, match="--keep-steps"):
         steps(followed[0].last_steps())
-
-
-def printed(found: Steps) -> str:
-    console = Console(width=140, file=io.StringIO(), record=True)
-    found.print(console)
-    text = console.export_text()
-    assert "…" not in text
-    return " ".join(text.split())

@@ -1,6 +1,5 @@
 """What the study of planted permutations finds where it is known what became of them."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,10 @@ from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import SymmetryError, ZooError
 from ckptzoo.schema.documents import canonical
 from ckptzoo.studies.shared.networks import ALIGNED, RAW
-from ckptzoo.studies.transpositions import UNDONE, Transpositions, transpositions
+from ckptzoo.studies.transpositions import UNDONE, transpositions
 from ckptzoo.symmetry import random_element
 from tests.support.derived_zoos import weights_of
+from tests.support.printed import line_of
 
 NUMBERS = (0, 1, 3, 5, 10)
 STEPS = (0, 40)
@@ -69,12 +69,6 @@ def labelled(zoo: ckptzoo.Zoo) -> Labelled:
     return Labelled("made/test", inputs, answers[0].argmax(1))
 
 
-def printed(found: Transpositions) -> str:
-    console = Console(width=110, file=io.StringIO(), record=True)
-    found.print(console)
-    return " ".join(console.export_text().split())
-
-
 @pytest.mark.parametrize("name", ["mlp-4-12-3", "mlp-tanh-4-7-6-3", "optunet-4-4-7-20-3-2", "resnet8-conv-3"])
 @pytest.mark.sampled(2)
 def test_copies_are_found_as_they_were_planted(tmp_path: Path, name: str) -> None:
@@ -88,7 +82,7 @@ def test_copies_are_found_as_they_were_planted(tmp_path: Path, name: str) -> Non
     assert (found.distances[RAW][found.planted > 0] > 0.01).all()
     assert not found.along[:, 0].any() and (found.along[:, -1] == found.planted).all()
     assert found.barriers == {} and found.correlations == {"planted and found": pytest.approx(1)}
-    assert "is found again in 10 of 10 pairs, and as many transpositions as were planted in 10." in printed(found)
+    assert "is found again in 10 of 10 pairs, and as many transpositions as were planted in 10." in line_of(found, 110)
 
 
 def test_what_training_changed_is_what_lies_apart(tmp_path: Path) -> None:
@@ -100,7 +94,7 @@ def test_what_training_changed_is_what_lies_apart(tmp_path: Path) -> None:
     np.testing.assert_allclose(found.distances[ALIGNED], 0, atol=1e-5)
     np.testing.assert_allclose(found.barriers[ALIGNED], 0, atol=1e-6)
     assert found.barriers[RAW].max() > 1e-3 and found.barriers[UNDONE].max() > 1e-3
-    said = printed(found)
+    said = line_of(found, 110)
     for words in ("10 pairs of 2 runs", "at most 11 transpositions", "found again in 0 of 10 pairs", "50 inputs"):
         assert words in said
     content = found.to_json()

@@ -59,8 +59,8 @@ class Residual(nn.Module):
 
 
 NETWORKS: dict[str, tuple[Callable[[Activation], nn.Module], tuple[int, ...]]] = {
-    "perceptron": (perceptron, (4,)), "grouped": (grouped, (2, 6, 6)), "normalised": (normalised, (2, 6, 6)),
-    "residual": (Residual, (4,)),
+    "grouped": (grouped, (2, 6, 6)), "perceptron": (perceptron, (4,)), "residual": (Residual, (4,)),
+    "normalised": (normalised, (2, 6, 6)),
 }  # fmt: skip
 
 
@@ -75,6 +75,7 @@ def moved_outputs(net: nn.Module, table: Symmetry, inputs: torch.Tensor) -> tupl
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.sampled(2)
 def test_elements_keep_the_function_of_every_network(name: str) -> None:
     make, shape = NETWORKS[name]
     torch.manual_seed(0)

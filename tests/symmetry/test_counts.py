@@ -80,6 +80,7 @@ def test_perceptrons_in_closed_form(widths: list[int], odd: bool) -> None:
         (("a", Fixed(), 4), ("b", Sym(), 3), ("c", Like("a"), 4)),
     ],
 )
+@pytest.mark.sampled(2)
 def test_the_count_is_that_of_the_elements_which_a_table_accepts(groups) -> None:
     table = Symmetry(
         tuple(Group(name, n, perm, "none") for name, perm, n in groups),

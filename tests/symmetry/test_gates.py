@@ -156,6 +156,7 @@ def test_the_least_mass_of_one_unit_is_known() -> None:
         np.testing.assert_array_equal(again.weights[name], array)
 
 
+@pytest.mark.exhaustive
 def test_single_precision_at_its_least_mass_is_left_as_it_is() -> None:
     raw = {name: array.astype(np.float32) for name, array in weights(TWO, 3, 7).items()}
     made = min_mass(raw, TWO).weights
@@ -168,6 +169,7 @@ def test_single_precision_at_its_least_mass_is_left_as_it_is() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.sampled(3)
 def test_the_least_mass_of_two_units_is_that_of_cvxpy(seed: int) -> None:
     cvxpy = pytest.importorskip("cvxpy")
     raw = weights(TWO, 1, seed)

@@ -131,6 +131,7 @@ def test_a_fixed_group_keeps_its_order_and_an_unscaled_one_its_norms() -> None:
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("gauge", GAUGES)
+@pytest.mark.sampled(2)
 def test_diverged_checkpoints_come_back_as_they_are_and_touch_no_other(bad: float, gauge: str) -> None:
     raw = _optunets(6)
     alone = canonicalize(raw, TABLE, gauge=gauge)

@@ -28,6 +28,7 @@ def test_two_layers_are_one_step() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [2, 3, 5, 10, 20, 50])
 @pytest.mark.parametrize("width", [1, 3, 24])
+@pytest.mark.sampled(2)
 def test_all_layers_of_a_perceptron_have_equal_norms(depth: int, width: int) -> None:
     net = known("mlp-4" + f"-{width}" * (depth - 1) + "-3")
     raw = apply(net.scalings(2, 1, 10.0), net.weights(2, 0), net.table)

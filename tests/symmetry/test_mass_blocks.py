@@ -88,6 +88,7 @@ def test_heads_alone_have_twice_the_nuclear_norm() -> None:
     np.testing.assert_allclose(v @ v.T, o.T @ o, atol=1e-12)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", COUPLED)
 @pytest.mark.sampled(2)
 def test_blocks_and_scales_in_one_tensor_are_as_an_optimizer_finds_them(name: str) -> None:

@@ -16,6 +16,7 @@ CASES += [(net, formulation) for net in SMALL for formulation in FORMULATIONS]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("net", "formulation"), CASES, ids=str)
+@pytest.mark.sampled(2)
 def test_the_engines_agree(net: Net, formulation: str) -> None:
     raw = net.weights(1 if net.name == "mlp-32-32-32-10" else 3, 7)
     first = next(iter(raw))

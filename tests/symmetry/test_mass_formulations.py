@@ -141,6 +141,7 @@ def test_scaling_a_filter_that_is_cut_off_does_not_matter_in_eval_chain() -> Non
 
 
 @pytest.mark.parametrize("net", PLAIN, ids=str)
+@pytest.mark.sampled(2)
 def test_without_running_variances_all_formulations_are_the_same(net: Net) -> None:
     raw = net.weights(2, 0)
     one = min_mass(raw, net.table)

@@ -176,6 +176,7 @@ def _outputs(model: nn.Module, stack: dict[str, np.ndarray], x: torch.Tensor) ->
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("kind", [Flattened, Padded, Odd, Grouped, Normalised])
+@pytest.mark.sampled(2)
 def test_a_random_element_leaves_the_function_alone(kind: type[nn.Module], seed: int) -> None:
     model, stack, x = _model(kind, seed)
     kind.table.check(Architecture.of(model.state_dict(), name="network"))

@@ -86,6 +86,7 @@ def test_residual_networks(depth: int) -> None:
     assert_laws(archs.get(name)(), weights, archs.symmetry(name), (3, 16, 16))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.skipif(not RESNETS.is_dir(), reason="no ResNet checkpoints")
 def test_a_residual_network_is_traced_with_its_own_weights() -> None:

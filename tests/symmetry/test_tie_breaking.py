@@ -8,7 +8,7 @@ import pytest
 from ckptzoo.schema.groups import AxisAction, Group, Segment, Sym, Wreath
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, canonicalize, colour_refinement, fingerprint, tie_breaking
-from tests.support.effort import FEW_EXAMPLES, examples
+from tests.support.effort import examples
 
 Weights = dict[str, np.ndarray]
 COPIES = 8
@@ -77,6 +77,7 @@ def assert_all_the_same(table: Symmetry, weights: Weights) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(6,), (4, 6), (6, 6), (4, 4, 4), (8, 10, 12), (4,) * 10])
+@pytest.mark.sampled(2)
 def test_cycles(lengths: tuple[int, ...]) -> None:
     """A 6-cycle, and a 4-cycle beside a 6-cycle: refinement tells no two channels apart."""
     assert_all_the_same(*between(cycles(*lengths)))
@@ -84,13 +85,14 @@ def test_cycles(lengths: tuple[int, ...]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("middle", [plane(2), plane(3), plane(5), *(regular(n, n) for n in (7, 10, 20, 40))])
+@pytest.mark.sampled(2)
 def test_designs_and_regular_graphs(middle: np.ndarray) -> None:
     assert_all_the_same(*between(middle))
 
 
 @pytest.mark.slow
 def test_random_graphs_of_few_values() -> None:
-    for seed in range(examples(100, FEW_EXAMPLES)):
+    for seed in range(examples(100, 4)):
         rng = np.random.default_rng(seed)
         rows, columns = rng.integers(3, 9, 2)
         assert_all_the_same(*between(rng.integers(1, 3, (rows, columns)).astype(np.float64) / 2))
@@ -206,13 +208,14 @@ def hadamard(order: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("middle", "seconds"),
     [
-        (np.eye(512)[np.random.default_rng(0).permutation(512)], 10.0),
         (hadamard(512), 5.0),
+        (np.eye(512)[np.random.default_rng(0).permutation(512)], 10.0),
         (projective_plane(7), 2.0),
         (cycles(*[8] * 64), 5.0),
     ],
-    ids=["a permutation", "a Hadamard matrix", "a projective plane", "64 cycles"],
+    ids=["a Hadamard matrix", "a permutation", "a projective plane", "64 cycles"],
 )
+@pytest.mark.sampled(3)
 def test_large_ties_by_construction_are_resolved_within_seconds(middle: np.ndarray, seconds: float) -> None:
     """Limits several times above what is measured; a search without automorphisms of inner nodes takes minutes."""
     table, weights = between(middle)

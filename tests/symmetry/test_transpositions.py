@@ -129,7 +129,7 @@ def test_numbers_that_no_permutation_has(count: int) -> None:
 @pytest.mark.parametrize("count", range(6))
 @pytest.mark.sampled(4)
 def test_elements_are_uniform_over_all_groups_together(count: int) -> None:
-    table, draws = archs.symmetry("mlp-2-3-4-1"), 8_000
+    table, draws = archs.symmetry("mlp-2-3-4-1"), examples(8_000, 2_000)
     found = random_element(table, count, draws, np.random.default_rng(count))
     found.check(table)
     assert (transpositions_in_total(found, table) == count).all()

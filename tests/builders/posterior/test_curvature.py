@@ -107,6 +107,7 @@ def test_the_path_of_optunet_is_the_general_one() -> None:
     assert relative(found, rows.T @ rows) < 1e-12
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("architecture", "loss", "shape"), CASES)
 @pytest.mark.sampled(2)
 def test_threads_change_no_bit(architecture: str, loss: str, shape: tuple[int, ...]) -> None:
@@ -175,6 +176,7 @@ def test_it_annihilates_scales_and_softmax_shifts() -> None:
     assert changes.max() < 1e-12 * torch.linalg.matrix_norm(found, 2)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not (REAL / "mnist").is_dir(), reason="MNIST is not there")
 def test_a_trained_optunet_has_23_eigenvalues_of_0() -> None:
     recipe, zoo = Recipe.load("mnist-optunet"), ckptzoo.open(CARD)

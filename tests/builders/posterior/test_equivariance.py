@@ -128,6 +128,7 @@ OTHER = {"nesterov": True, "schedule": "cosine", "precision": "float64"}
         for keys in (PLAIN, OTHER)
     ],
 )
+@pytest.mark.sampled(4)
 def test_every_method(
     name: str, keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

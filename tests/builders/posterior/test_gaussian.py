@@ -52,7 +52,7 @@ def test_draws_of_a_network_have_the_covariance_of_laplace() -> None:
     names = parameter_names("mlp-tanh-2-3-2")
     curvature, mean = gauss_newton("mlp-tanh-2-3-2", "cross-entropy", weights, inputs), flatten(weights, names)
     expected = np.linalg.inv(curvature.numpy() + 0.7 * np.eye(len(mean)))
-    assert_moments(draws(decompose(curvature), mean, 0.7, 20_000), mean.numpy(), expected)
+    assert_moments(draws(decompose(curvature), mean, 0.7, examples(20_000, 4000)), mean.numpy(), expected)
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

@@ -52,6 +52,7 @@ def positions(state: TrainingState, recipe: Recipe = TOY) -> np.ndarray:
     return flatten(state.weights, parameters(recipe.arch)).numpy().copy()
 
 
+@pytest.mark.exhaustive
 def test_half_the_step_has_a_quarter_of_the_energy_error() -> None:
     import jax
     from blackjax.mcmc import integrators, metrics
@@ -81,7 +82,7 @@ def test_half_the_step_has_a_quarter_of_the_energy_error() -> None:
 
 
 def test_a_linear_network_has_its_posterior_in_closed_form() -> None:
-    prior, temperature, modes = 0.5, 40.0, examples(2000, 300)
+    prior, temperature, modes = 0.5, 40.0, examples(2000, 100)
     changes = {"prior": prior, "temperature": temperature, "burn_in": 60, "transitions": 40, "step_size": 0.1}
     method = method_of(LINEAR, **changes, thinning=20)
     surroundings, state = started(method, modes // 2)
@@ -149,6 +150,7 @@ def test_draws_of_a_zoo_are_the_chain_after_each_transition(tmp_path: Path) -> N
     assert repeated
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 def test_chains_start_at_members_where_a_zoo_is_named(tmp_path: Path) -> None:
     recipe = TOY.shortened(1)
@@ -236,6 +238,7 @@ def test_the_warm_up_adapts_as_blackjax_does() -> None:
         assert not np.allclose(scaling, 1)
 
 
+@pytest.mark.exhaustive
 def test_energies_that_are_not_finite_are_refused_by_mode_and_step(tmp_path: Path) -> None:
     with pytest.raises(
         ZooError, match=r"energy of mode toy-hmc-\w{8}-000000 after 0 transitions: expected finite, got inf"

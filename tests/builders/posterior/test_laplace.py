@@ -12,6 +12,7 @@ from builders.posterior.laplace import Laplace
 from builders.posterior.method import Surroundings, flatten
 from builders.recipe import Recipe
 from builders.state import TrainingState
+from tests.support.effort import examples
 
 TOY = Recipe.load("toy")
 NAMES = curvature.parameter_names(TOY.architecture)
@@ -32,7 +33,9 @@ def test_draws_have_the_inverse_of_curvature_and_prior_as_covariance(prior_preci
     method = dataclasses.replace(Laplace.load(TOY), prior_precision=prior_precision)
     surroundings, state = advanced(method)
     inputs = curvature.TrainingInputs(torch.from_numpy(surroundings.source.half("train")[0]))
-    drawn = torch.stack([flatten(method.draw(surroundings, state, number), NAMES) for number in range(4000)])
+    drawn = torch.stack(
+        [flatten(method.draw(surroundings, state, number), NAMES) for number in range(examples(4000, 1000))]
+    )
     for mode in range(2):
         weights = {name: tensor[mode] for name, tensor in state.weights.items()}
         G = curvature.gauss_newton(TOY.architecture, TOY.loss, weights, inputs)

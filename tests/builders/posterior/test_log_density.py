@@ -54,7 +54,7 @@ def by_torch(recipe: Recipe, position: np.ndarray) -> tuple[float, np.ndarray]:
         *(pytest.param(name, "float32", 1e-6, marks=pytest.mark.exhaustive) for name in RECIPES),
     ],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_the_density_is_torch_s(name: str, precision: str, tolerance: float) -> None:
     jax = pytest.importorskip("jax", reason="the extra hmc is not installed")
     from builders.posterior.log_density import examples_last, log_density

@@ -48,7 +48,7 @@ def test_swag_recovers_a_covariance_across_tensors() -> None:
     deviations = state.extra["deviations"][0].double().numpy()
     low_rank = deviations.T @ deviations / (count - 1)
     assert (np.abs(low_rank - covariance) < 5 * error + 0.02 * np.sqrt(np.outer(diagonal, diagonal))).all()
-    draws = np.stack([flat_draw(method, surroundings, state, number)[0] for number in range(4000)])
+    draws = np.stack([flat_draw(method, surroundings, state, number)[0] for number in range(examples(4000, 1000))])
     expected = (np.diag(variance[0].numpy()) + low_rank) / 2
     spread = np.sqrt(np.outer(np.diag(expected), np.diag(expected)) + expected**2) / math.sqrt(len(draws))
     assert (np.abs(np.cov(draws.T) - expected) < 5 * spread).all()
@@ -176,9 +176,10 @@ def test_a_variational_network_finds_the_best_gaussian() -> None:
     deviations = np.concatenate([gaussian[f"{name}_std"].flatten(1).double().numpy() for name in names], 1)
     assert np.allclose(means.mean(0), (CURVATURE * CENTRE).numpy() / precision, atol=0.02)
     assert np.allclose(deviations.mean(0), precision**-0.5, rtol=0.03)
-    draws = np.stack([flat_draw(method, surroundings, state, number)[0] for number in range(2000)])
-    assert (np.abs(draws.mean(0) - means[0]) < 5 * deviations[0] / math.sqrt(2000)).all()
-    error = standard_error_of_variances(deviations[0] ** 2, 2000)
+    count = examples(2000, 500)
+    draws = np.stack([flat_draw(method, surroundings, state, number)[0] for number in range(count)])
+    assert (np.abs(draws.mean(0) - means[0]) < 5 * deviations[0] / math.sqrt(count)).all()
+    error = standard_error_of_variances(deviations[0] ** 2, count)
     assert (np.abs(draws.var(0, ddof=1) - deviations[0] ** 2) < 5 * error).all()
 
 

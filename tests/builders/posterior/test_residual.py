@@ -19,10 +19,10 @@ from builders.recipe import Recipe
 from tests.support.builds import COLOUR, QUIET, small_cifar10
 
 CHANGES: dict[str, dict[str, Any]] = {
+    "csghmc": {"epochs": 4, "cycles": 2, "noisy": 1, "draws_per_cycle": 1, "step_size": 0.01},
+    "sghmc": {"epochs": 4, "batch": 8, "burn_in": 1, "first_draw": 3, "every": 1},
     "dropout": {},
     "bnn": {},
-    "sghmc": {"epochs": 4, "batch": 8, "burn_in": 1, "first_draw": 3, "every": 1},
-    "csghmc": {"epochs": 4, "cycles": 2, "noisy": 1, "draws_per_cycle": 1, "step_size": 0.01},
     "swag": {"snapshots": 2, "distance": 1, "ramp": 1},
     "laplace": {},
 }
@@ -44,11 +44,11 @@ def members(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", CHANGES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_draws_are_whole_checkpoints_with_statistics_of_their_own_weights(
-    method: str, folder: Path, members: Path, tmp_path: Path
+    method: str, folder: Path, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    start = members if posterior.get(method).starts == "member" else None
+    start = request.getfixturevalue("members") if posterior.get(method).starts == "member" else None
     options: dict[str, Any] = {"modes": 2, "draws": 2, "start": start, "folder": folder, "changes": CHANGES[method]}
     built = build(method, COLOUR, tmp_path / "zoo", **options, console=QUIET)
     assert (built.draws, built.modes) == (4, 2)

@@ -70,7 +70,7 @@ def as_stored(value: Any) -> Any:
     "name",
     [
         "cifar100-resnet18-w8",
-        "mnist-optunet-trajectories",
+        pytest.param("mnist-optunet-trajectories", marks=pytest.mark.exhaustive),
         pytest.param("mnist-optunet", marks=pytest.mark.exhaustive),
         pytest.param("mnist-optunet-posteriors", marks=pytest.mark.exhaustive),
     ],

@@ -136,6 +136,7 @@ def test_verify_and_listing_leave_the_folder_alone(make_zoo: Make) -> None:
     assert ckptzoo.verify(zoo) == []
 
 
+@pytest.mark.exhaustive
 def test_a_push_uploads_what_the_card_names(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
     illustrated(zoo, b=1, a=2)
@@ -160,6 +161,7 @@ def test_pictures_behind_a_link_are_not_uploaded(server: Hosted, make_zoo: Make,
     assert server.request_log.count("create", "upload", "commit") == 0
 
 
+@pytest.mark.exhaustive
 def test_a_page_made_again_on_the_hub_keeps_its_pictures(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
     older = Path(shutil.copytree(zoo, tmp_path / "older"))

@@ -260,7 +260,7 @@ except KeyboardInterrupt:
 
 def test_an_interrupt_ends_an_upload_soon(client: Client, server: Hosted, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(noise(3_000_000))
-    with inject_faults(server, rate=1.0, kinds=("stall",), operations=("part",), wait=2.0):
+    with inject_faults(server, rate=1.0, kinds=("stall",), operations=("part",), wait=1.0):
         command = [sys.executable, "-c", INTERRUPTED, server.url, server.tokens["write"], str(tmp_path / "a")]
         process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=os.environ

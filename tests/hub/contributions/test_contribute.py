@@ -131,6 +131,7 @@ def test_untrusted_files_become_rows(server: Hosted, bring: Bring, tmp_path: Pat
     assert '"std": [0.3081]' in rows[0]["extra"] and '"file": "one.safetensors"' in rows[0]["extra"]
 
 
+@pytest.mark.exhaustive
 def test_figures_in_files_are_compared_with_what_is_measured(server: Hosted, bring: Bring, tmp_path: Path) -> None:
     """A network that its contributor evaluated otherwise says so in its file, and is not merged without a word."""
     good, bad = state_of(0), state_of(1)
@@ -272,6 +273,7 @@ def test_scaling_of_the_recipe(bring: Bring, server: Hosted, zoo: Path, tmp_path
     assert made.entries[0].measured == accuracy_of(state_of(1), tmp_path / "data")
 
 
+@pytest.mark.exhaustive
 def test_the_zoo_moves_on_before_the_pull_request(server: Hosted, bring: Bring, zoo: Path, tmp_path: Path) -> None:
     """Another part with the same number came meanwhile: both are there, in the order of their names."""
     made = bring(saved(tmp_path / "one.safetensors", state_of(1)))

@@ -41,7 +41,7 @@ def held(row: int) -> Weights:
     return {name: array[row : row + 1] for name, array in weights_of(3, 1000 * ord("m")).items()}
 
 
-@settings(deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(25, 4), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 2), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 0.3, 2.0]))
 def test_permuted_and_rescaled_copies_are_found(
     tmp_path_factory: pytest.TempPathFactory, row: int, seed: int, spread: float

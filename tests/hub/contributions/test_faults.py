@@ -27,6 +27,7 @@ def hasty(hasty: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # by default tests/faults/test_matrix.py samples the others, operations "contribute" and "merge"
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", sorted(FAULT_KINDS) if ALL else ["lost"])
 def test_every_fault(server: Hosted, make_zoo: Callable[..., Path], tmp_path: Path, kind: str) -> None:
     """Whatever fails, nothing is doubled, nothing wrong is merged, and the same command again completes it."""

@@ -70,11 +70,13 @@ def test_every_one_of_ten_copies_is_named_with_its_distance(make_zoo: Callable[.
     assert line.endswith("merge with --accept-near-copies if these are different networks.")
 
 
+@pytest.mark.exhaustive
 def test_independent_checkpoints_are_merged(tamper: Tamper) -> None:
     found = tamper.review(tamper.propose(tamper.part(50, 51)))
     assert found.merged is not None and check(found).outcome == "passed" and "none nearer" in check(found).detail
 
 
+@pytest.mark.exhaustive
 def test_small_zoos_are_not_compared(server: Hosted, make_zoo: Callable[..., Path], tmp_path: Path) -> None:
     found = Tamper(server, make_zoo("zoo"), tmp_path)
     done = found.review(found.propose(found.part(50)))

@@ -68,6 +68,7 @@ def checks(out: str) -> dict[str, tuple[str, str]]:
     return {check["name"]: (check["outcome"], check["detail"]) for check in json.loads(out)["checks"]}
 
 
+@pytest.mark.exhaustive
 def test_a_zoo_of_a_loop_is_contributed_to_and_reviewed(say: Say, server: Hosted, tmp_path: Path) -> None:
     module, own = ("--module", "net.py:net"), ("--inputs", "own.npz")
     with ckptzoo.create("loop", arch=net(0), card=ckptzoo.Card("loop", license="mit")) as writer:
@@ -147,6 +148,7 @@ def test_variants_that_a_merge_made_without_checks_are_named_and_counted(say: Sa
 
 
 @pytest.mark.parametrize("arrays", ["none", "labels", "classes", "size"])
+@pytest.mark.sampled(3)
 def test_inputs_that_do_not_fit(say: Say, tmp_path: Path, arrays: str) -> None:
     with ckptzoo.create("loop", arch=net(0)) as writer:
         writer.add(net(1), {"id": "net-1"})

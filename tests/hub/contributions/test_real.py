@@ -111,6 +111,7 @@ input_shape = [1, 28, 28]
     assert all(np.array_equal(batch[name][0], exact[name].numpy()) for name in zoo.arch.names)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not RESNETS.is_dir(), reason="no ResNet checkpoints")
 @pytest.mark.parametrize("depth", [20, 32, 44, 56] if ALL else [20])
 def test_residual_networks(server: Hosted, tmp_path: Path, depth: int) -> None:

@@ -23,6 +23,7 @@ def tamper(server: Hosted, make_zoo: Callable[..., Path], tmp_path: Path) -> Tam
     return Tamper(server, make_zoo("zoo"), tmp_path)
 
 
+@pytest.mark.exhaustive
 def test_a_sound_part_is_merged(tamper: Tamper) -> None:
     found = tamper.review(tamper.propose(tamper.part(50, 51)))
     assert found.merged is not None and len(found.entries) == 2 and found.nbytes > 0
@@ -131,6 +132,7 @@ def test_a_commit_that_arrives_behind_the_last_look(
             tamper.review(number)
 
 
+@pytest.mark.exhaustive
 def test_two_pull_requests_with_one_number(tamper: Tamper) -> None:
     """Both may be merged, one after the other; the same checkpoints twice may not."""
     one, two = tamper.part(50), tamper.part(51)

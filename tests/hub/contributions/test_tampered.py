@@ -87,7 +87,7 @@ def test_bytes_that_disagree(tamper: Tamper) -> None:
 
 
 def test_rows_that_lie(tamper: Tamper) -> None:
-    """By default of every third kind."""
+    """By default of every fifth kind."""
     true = accuracy_of({name: array[0] for name, array in weights_of(1, 50).items()}, tamper.data)
     extra = '{"evaluation": {"dataset": "mnist", "mean": 0.1307, "std": 0.3081}}'
     # what a builder of the owner may want to add later
@@ -114,7 +114,7 @@ def test_rows_that_lie(tamper: Tamper) -> None:
         ({"method": "swag", "draw": -1}, ("values", "draw is -1")),
         ({"id": "a b"}, ("ids",)),
     ]
-    for row, said in lies if ALL else lies[::3]:
+    for row, said in lies if ALL else lies[::5]:
         tamper.refused(tamper.part(**row), *said)
 
 
@@ -167,12 +167,13 @@ def test_copies_of_the_zoo(tamper: Tamper) -> None:
 
 
 def test_odd_evaluations_are_as_good_as_none(tamper: Tamper) -> None:
-    for text in (
+    texts = (
         '{"evaluation": {"dataset": "../../etc", "mean": 0, "std": 1}}',
         '{"evaluation": {"dataset": "mnist", "mean": ["1"], "std": 1}}',
         '{"evaluation": {"dataset": "mnist", "mean": 0, "std": 0}}',
         '{"evaluation": 3}',
-    ):
+    )
+    for text in texts if ALL else texts[::3]:
         found = tamper.review(tamper.propose(tamper.part(test_accuracy=0.99, extra=text)), merge=False)
         # the four have the same weights
         outcomes = {check.name: check.outcome for check in found.checks if check.name != "open requests"}
@@ -196,7 +197,7 @@ def test_another_architecture(tamper: Tamper) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, 9, 999_999])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_parts_with_other_numbers_than_the_next(tamper: Tamper, number: int) -> None:
     """Behind number 999999 the owner could add nothing."""
     files = tamper.written(weights_of(1, 50), [{"id": "x", "license": "mit"}], number=number)

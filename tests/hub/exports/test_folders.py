@@ -215,7 +215,7 @@ def _killed_at(line: int, act: Callable[[], Any]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("exchange", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
 def test_a_process_that_is_killed_leaves_one_folder_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
 ) -> None:

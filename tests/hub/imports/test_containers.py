@@ -62,7 +62,7 @@ def rows_of(zoo: Path) -> dict[str, dict[str, np.ndarray]]:
     return found
 
 
-@settings(max_examples=examples(80, 4), deadline=None)
+@settings(max_examples=examples(80, 2), deadline=None)
 @given(
     nets=st.lists(
         st.tuples(

@@ -157,6 +157,7 @@ def test_numbers_in_the_texts_of_safetensors_are_numbers() -> None:
     assert (row["seed"], row["epoch"], row["claimed_test_accuracy"]) == (7, 3.0, 0.5) and step_of(row["extra"]) == 40
 
 
+@pytest.mark.exhaustive
 def test_equal_names_of_two_sources_get_names_of_their_own(tmp_path: Path) -> None:
     for number, source in enumerate(("p0", "p1")):
         for step in (1, 2):

@@ -52,7 +52,7 @@ def test_toys_are_recognised_and_imported_bit_for_bit(tmp_path: Path, name: str)
 
 @pytest.mark.parametrize("suffix", ["tar", "tgz", "tar.xz", "zip"])
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(7)
 def test_archives_give_the_same_rows_in_any_order(tmp_path: Path, name: str, suffix: str) -> None:
     FORMATS[name](tmp_path / "published")
     import_zoo(tmp_path / "published", tmp_path / "zoo", license="MIT")

@@ -113,6 +113,7 @@ NO_WEIGHTS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("kind", NO_WEIGHTS)
+@pytest.mark.sampled(2)
 def test_what_has_the_names_of_weights_and_is_none_is_left_out(
     tmp_path: Path, process: ReadingProcess, kind: str, variant: int
 ) -> None:
@@ -149,6 +150,7 @@ AVERAGES: dict[str, Callable[[State], Any]] = {
 
 @pytest.mark.parametrize("form", AVERAGES)
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.sampled(2)
 def test_averages_of_parameters_have_the_buffers_of_their_network(
     tmp_path: Path, process: ReadingProcess, form: str, variant: int
 ) -> None:
@@ -187,6 +189,7 @@ TRAJECTORIES: dict[str, Callable[[list[int]], Any]] = {
 
 @pytest.mark.parametrize("form", TRAJECTORIES)
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.sampled(2)
 def test_checkpoints_of_a_run_in_one_file(tmp_path: Path, process: ReadingProcess, form: str, variant: int) -> None:
     times = [variant, variant + 5, variant + 90]
     made = list(picked(tmp_path, {"a.pt": saved(TRAJECTORIES[form](times))}, process).values())
@@ -232,6 +235,7 @@ ONE_NETWORK: dict[str, Callable[[list[Any]], tuple[str, bytes, list[str]]]] = {
 
 @pytest.mark.parametrize("form", ONE_NETWORK)
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.sampled(2)
 def test_one_network_however_it_is_kept(tmp_path: Path, process: ReadingProcess, form: str, variant: int) -> None:
     name, data, names = ONE_NETWORK[form](arrays(variant))
     folder = ["", "run3/", "x/y/", "seed_4/", "fold1/"][variant]
@@ -253,6 +257,7 @@ SEVERAL: dict[str, Callable[[list[list[Any]]], tuple[str, bytes]]] = {
 
 @pytest.mark.parametrize("form", SEVERAL)
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.sampled(2)
 def test_lists_of_networks_are_not_one_network(
     tmp_path: Path, process: ReadingProcess, form: str, variant: int
 ) -> None:

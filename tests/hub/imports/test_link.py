@@ -301,6 +301,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
 
 
 @pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.sampled(2)
 def test_a_file_that_changed_is_named_and_the_others_are_read(linked: Path, how: str) -> None:
     zoo = ckptzoo.open(linked)
     name = zoo.arch.names[0]
@@ -497,6 +498,7 @@ def test_kills_of_link_and_materialize_lose_and_double_nothing(tmp_path: Path, m
         assert not list(zoo.parent.glob(".ckptzoo-tmp-*"))
 
 
+@pytest.mark.exhaustive
 def test_what_is_made_of_a_zoo_is_what_is_made_of_a_copy(tmp_path: Path) -> None:
     source = ckptzoo.open("cards/mnist-optunet")[:5]
     (tmp_path / "nets").mkdir()

@@ -104,7 +104,7 @@ def expected(count: int) -> Counter[bytes]:
     return Counter(b"".join(state[name].tobytes() for name in sorted(state)) for state in map(network, range(count)))
 
 
-@settings(max_examples=examples(60, 6), deadline=None)
+@settings(max_examples=examples(60, 3), deadline=None)
 @given(
     layouts=st.lists(st.sampled_from(list(LAYOUTS)), min_size=1, max_size=3),
     beside=st.lists(st.sampled_from(list(OTHERS)), max_size=5, unique=True),
@@ -158,14 +158,14 @@ NAMES = {
 
 
 @pytest.mark.parametrize("form", NAMES)
-@settings(max_examples=examples(20, 4), deadline=None)
+@settings(max_examples=examples(20, 2), deadline=None)
 @given(
     runs=st.lists(st.sampled_from(["seed0", "seed1", "a", "client_07", "run-12", "fold_10"]), min_size=1, max_size=3, unique=True),
     steps=st.lists(st.integers(1, 99), min_size=1, max_size=3, unique=True),
     facts=st.booleans(),
     final=st.booleans(),
 )  # fmt: skip
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(9)
 def test_checkpoints_of_a_run_are_one_member(
     tmp_path_factory: pytest.TempPathFactory, form: str, runs: list[str], steps: list[int], facts: bool, final: bool
 ) -> None:

@@ -72,6 +72,7 @@ CHANGES: dict[str, Callable[[Any], nn.Module]] = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("make", [perceptron, convolutions])
+@pytest.mark.sampled(2)
 def test_weights_are_those_that_torch_computes_with(change: str, make: Callable[[], nn.Sequential]) -> None:
     module = CHANGES[change](make())
     layers: list[Any] = [layer for layer in module.children() if hasattr(layer, "weight")]

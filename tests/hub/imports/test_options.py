@@ -42,6 +42,7 @@ def takes(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.sampled(2)
 def test_each_combination_is_taken_whole_or_refused_by_name(name: str) -> None:
     known = [item.name for item in fields(Options)]
     assert set(known) == set(GIVEN)

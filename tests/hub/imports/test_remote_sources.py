@@ -14,7 +14,7 @@ from tests.support.serving import Fault, Served, running
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tgz", "tar.xz", "zip"])
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_an_archive_behind_a_web_server_gives_the_same_zoo(tmp_path: Path, suffix: str) -> None:
     FORMATS["ray-tune"](tmp_path / "published")
     import_zoo(tmp_path / "published", tmp_path / "zoo")

@@ -24,7 +24,7 @@ def rows_of(zoo: Path) -> list[dict[str, Any]]:
     return [row for path in paths for row in ckptzoo.open(path).metadata.to_pylist()]
 
 
-@settings(max_examples=examples(40, 2), deadline=None)
+@settings(max_examples=examples(40, 1), deadline=None)
 @given(
     imports=st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(SUFFIXES)), min_size=2, max_size=4),
     shared=st.integers(0, 2),
@@ -54,6 +54,7 @@ def test_each_source_is_there_once_whatever_comes_in_which_order(
     assert len({row["source"] for own in seen.values() for row in own}) == len(seen)
 
 
+@pytest.mark.exhaustive
 def test_a_source_that_grew_or_changed_in_a_few_files_is_still_the_same(tmp_path: Path) -> None:
     for place in "ab":
         for number in range(4):
@@ -97,6 +98,7 @@ def test_revisions_of_one_repository(tmp_path: Path, server: Hosted) -> None:
             np.testing.assert_array_equal(zoo.checkpoint(id)[name], value)
 
 
+@pytest.mark.exhaustive
 def test_repositories_of_one_name(tmp_path: Path, server: Hosted) -> None:
     api, addresses = server.api("write"), {"model": "hf://lab/p0", "dataset": "hf://datasets/lab/p0"}
     for number, kind in enumerate(addresses):

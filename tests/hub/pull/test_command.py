@@ -42,21 +42,24 @@ def run(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[
     return subprocess.run(command, env=own, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_a_part_from_a_hub(derived: Path, publish: Publish, tmp_path: Path) -> None:
+def test_a_part_from_a_hub(
+    derived: Path, publish: Publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     server = publish(derived)
-    hub = {"HF_ENDPOINT": server.url}
     asked = ("--variant", "canonical", "--layers", "conv1,fc", "--where", "seed < 2")
-    done = run(REPO, "-o", tmp_path / "got", *asked, **hub)
+    done = run(REPO, "-o", tmp_path / "got", *asked, HF_ENDPOINT=server.url)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == f"{tmp_path / 'got'}: 6 checkpoints (canonical) of {REPO}."
     assert lines[1].startswith("6 parts came, 0 were there; ") and lines[2].startswith("revision ")
     assert verified(tmp_path / "got").arch.names == ("conv1.weight", "fc.weight", "fc.bias")
-    again = run(REPO, "-o", tmp_path / "got", *asked, "--json", **hub)
-    found = json.loads(again.stdout)
+    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.url)
+    assert run_here(["pull", REPO, "-o", str(tmp_path / "got"), *asked, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
     assert (found["parts"], found["there"], found["fetched"], found["checkpoints"]) == ([], 6, 0, 6)
-    other = run(REPO, "-o", tmp_path / "got", **hub)
-    assert other.returncode == 2 and "expected variants canonical; layers conv1, fc; where seed < 2" in other.stderr
+    assert run_here(["pull", REPO, "-o", str(tmp_path / "got")]) == 2
+    assert "expected variants canonical; layers conv1, fc; where seed < 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def wait_until_quiet(server: Hosted) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.exhaustive
 def test_a_network_that_is_gone_in_the_middle(wide: Path, publish: Publish, tmp_path: Path) -> None:
     """The first requests go well, then all are refused for longer than the retry policy allows."""
     server = publish(wide, plan=FaultPlan(at=tuple(range(1, 400)), kinds=("expired",), operations=("blob",)))

@@ -37,7 +37,7 @@ def same(got: ckptzoo.Zoo, whole: ckptzoo.Zoo, variants: tuple[str, ...]) -> Non
             assert left.drop_columns(["unit"]).equals(right.drop_columns(["unit"]))
 
 
-@settings(max_examples=examples(12, 5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(12, 3), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     variants=st.none() | st.sets(st.sampled_from(["raw", *GAUGES]), min_size=1),
     layers=st.none() | st.sets(st.sampled_from(LAYERS), min_size=1),
@@ -204,6 +204,7 @@ def test_nothing_at_all_and_nothing_whole_are_refused(derived: Path, tmp_path: P
     verified(tmp_path / "canonical")
 
 
+@pytest.mark.exhaustive
 def test_a_condition_in_any_form(derived: Path, tmp_path: Path) -> None:
     import pyarrow.compute as pc
 

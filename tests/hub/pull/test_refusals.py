@@ -102,6 +102,7 @@ except OSError as error:
 
 
 @pytest.mark.parametrize("layers", [None, ["big"]])
+@pytest.mark.sampled(2)
 def test_a_disk_that_is_full_says_what_is_needed_and_the_rest_comes_later(
     wide: Path, tmp_path: Path, layers: list[str] | None
 ) -> None:

@@ -57,6 +57,7 @@ def test_push_in_json(run: Run, server: Hosted, make_zoo: Make) -> None:
     assert not any(token in json.dumps(done) for token in server.tokens.values())
 
 
+@pytest.mark.exhaustive
 def test_the_librarys_own_words_are_not_heard(run: Run, server: Hosted, make_zoo: Make) -> None:
     zoo = make_zoo()
     with inject_faults(server, at=(1,), kinds=("broken",), operations=("upload",)):

@@ -31,6 +31,7 @@ def test_equal_shards_are_sent_once(server: Hosted, tmp_path: Path) -> None:
     assert found.sent == found.nbytes - 3 * len(shards.pop())
 
 
+@pytest.mark.exhaustive
 def test_every_table_is_decoded_once(server: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For checks, plan, page and snapshot together, whether the repository is new, lacks a part or nothing."""
     zoo = zoo_of(tmp_path / "zoo", (2, 1, 3))
@@ -62,8 +63,8 @@ def many(path: Path, parts: int) -> Path:
 def test_many_files_come_in_commits_each_of_which_is_a_valid_zoo(
     server: Hosted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In full with the real number of files of a commit; by default with a quarter of it."""
-    limit, parts = (MAX_FILES, 82) if ALL else (25, 20)
+    """In full with the real number of files of a commit; by default with a few."""
+    limit, parts = (MAX_FILES, 82) if ALL else (13, 10)
     plan = import_module("ckptzoo.hub.push.plan")  # as an attribute, ckptzoo.hub.push is the function
     monkeypatch.setattr(plan, "MAX_FILES", limit)
     zoo = many(tmp_path / "zoo", parts)

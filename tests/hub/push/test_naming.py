@@ -45,6 +45,7 @@ def test_a_release_of_a_repository(server: Hosted, hub: dict[str, Any], make_zoo
         ckptzoo.open(ZOO, revision="2026-10", **hub)
 
 
+@pytest.mark.exhaustive
 def test_names_are_kept_when_history_is_squashed_and_garbage_collected(
     server: Hosted, hub: dict[str, Any], make_zoo: Make
 ) -> None:
@@ -118,6 +119,7 @@ def test_a_release_that_was_killed_before_its_tag_is_carried_on(
     assert client.tags(ZOO) == {"one": head} and client.head(ZOO) == head
 
 
+@pytest.mark.exhaustive
 def test_of_two_at_once_both_come_in_or_one_is_told(server: Hosted, hub: dict[str, Any], make_zoo: Make) -> None:
     pushed(server, make_zoo("zoo", (2,)))
     ended: list[object] = []

@@ -45,6 +45,7 @@ def test_an_older_copy_does_not_roll_the_page_back(server: Hosted, make_zoo: Mak
     assert sorted(parsed(text)["license"]) == ["apache-2.0", "cc-by-4.0"]
 
 
+@pytest.mark.exhaustive
 def test_variants_and_retractions_are_on_the_page(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
     pushed(server, zoo)
@@ -92,6 +93,7 @@ def test_a_stale_page_is_all_there_is_to_do(server: Hosted, make_zoo: Make, tmp_
     assert pushed(server, zoo).commits == ()
 
 
+@pytest.mark.exhaustive
 def test_the_last_pushers_card_stands(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
     other = Path(shutil.copytree(zoo, tmp_path / "other"))

@@ -169,6 +169,7 @@ print(json.dumps([list(load_dataset("lab/zoo", "metadata", split="train", stream
 """
 
 
+@pytest.mark.exhaustive
 def test_what_was_pushed_opens_in_few_requests(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo("zoo", (3, 2))
     pushed(server, zoo)

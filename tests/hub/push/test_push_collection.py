@@ -100,7 +100,7 @@ def test_any_series_of_pushes_leaves_the_table_of_what_is_there(server: Hosted, 
         add(root / "narrow", NAMES["narrow"], 1)
     there: dict[str, set[str]] = {}
     first_ids = itertools.count(100, 2)  # everybody's ids are their own
-    for _ in range(examples(8, 4)):
+    for _ in range(examples(8, 2)):
         root = roots[int(rng.integers(2))]
         for _ in range(int(rng.integers(1, 3))):
             folder = str(rng.choice(["narrow", "wide", "x y", "%41"]))
@@ -170,6 +170,7 @@ def test_a_push_that_is_killed_leaves_the_collection_as_it_was(
     assert ckptzoo.verify_collection(down) == [] and len(ckptzoo.open_collection(down)) == 19
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("kind", sorted(FAULT_KINDS) if ALL else ["lost"])
 def test_faults_now_and_then_cost_nothing(server: Hosted, both: Path, tmp_path: Path, kind: str) -> None:
@@ -259,6 +260,7 @@ def test_repositories_of_something_else_are_refused(server: Hosted, both: Path, 
             sent(server, both, role)
 
 
+@pytest.mark.exhaustive
 def test_cards_and_pages_of_people_stay(server: Hosted, both: Path, tmp_path: Path) -> None:
     (both / "README.md").write_text("# By hand\n")
     found = sent(server, both)
@@ -282,6 +284,7 @@ def test_cards_and_pages_of_people_stay(server: Hosted, both: Path, tmp_path: Pa
     assert [entry.folder for entry in ckptzoo.open_collection(REPO, endpoint=server.url).entries] == list(NAMES)
 
 
+@pytest.mark.exhaustive
 def test_commands(
     server: Hosted, both: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

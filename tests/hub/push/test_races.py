@@ -70,6 +70,7 @@ def test_a_race_that_is_lost_is_run_again(server: Hosted, make_zoo: Make, tmp_pa
     assert_same_except_generated(zoo, downloaded(server, tmp_path))
 
 
+@pytest.mark.exhaustive
 def test_races_without_end_are_given_up(server: Hosted, make_zoo: Make) -> None:
     zoo = make_zoo()
     with (
@@ -79,7 +80,7 @@ def test_races_without_end_are_given_up(server: Hosted, make_zoo: Make) -> None:
         pushed(server, zoo, retry_policy=QUICK)
 
 
-@pytest.mark.parametrize("operation", ["create", "commit", "upload"])
+@pytest.mark.parametrize("operation", ["commit", "create", "upload"])
 @pytest.mark.sampled(3)
 def test_a_lost_answer_doubles_nothing(server: Hosted, make_zoo: Make, tmp_path: Path, operation: str) -> None:
     zoo = make_zoo()

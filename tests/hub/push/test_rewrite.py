@@ -52,6 +52,7 @@ def test_what_a_push_left_needs_nothing(server: Hosted, make_zoo: Make) -> None:
     assert rewritten(server, role="read").commit is None
 
 
+@pytest.mark.exhaustive
 def test_another_card_is_kept(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     pushed(server, make_zoo())
     card = Card("zoo", summary="In other words.", license="mit")
@@ -74,6 +75,7 @@ def test_without_a_card(server: Hosted, make_zoo: Make) -> None:
     assert rewritten(server, Card("zoo")).commit is not None
 
 
+@pytest.mark.exhaustive
 def test_a_lost_race_is_run_again(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     client = by_hand(server, make_zoo())
     with inject_faults(server, at=(0, 1), kinds=("conflict",)):

@@ -90,7 +90,7 @@ def test_a_file_that_takes_too_much_memory_is_refused_and_the_next_is_read(tmp_p
 
 
 def test_a_file_that_ends_the_process_is_refused_alone(tmp_path: Path) -> None:
-    crash = nested_key(3_000_000)
+    crash = nested_key(1_000_000)
     jobs = [Job(name, "torch", len(data), strict=True) for name, data in (("a", GOOD), ("b", crash), ("c", GOOD))]
     with ReadingProcess(Limits()) as process:
         (first, second, third), arrays = process.read(jobs, [GOOD, crash, GOOD])

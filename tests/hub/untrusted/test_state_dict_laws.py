@@ -122,6 +122,7 @@ def test_one_network_is_one_state_dict(form: str, names: list[str], seed: int, f
 @pytest.mark.parametrize("form", ["tree", "nested", "flat", "holes", "numbers"])
 @settings(max_examples=examples(20), deadline=None)
 @given(names=LAYERS, with_statistics=st.booleans())
+@pytest.mark.sampled(2)
 def test_copies_of_a_network_are_networks_of_their_own(
     form: str, copy: str, names: list[str], with_statistics: bool
 ) -> None:
@@ -170,6 +171,7 @@ OTHERS: dict[str, Any] = {
 
 @pytest.mark.parametrize("wrapped", [False, True])
 @pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.sampled(2)
 def test_what_holds_no_weights_is_no_network(other: str, wrapped: bool) -> None:
     content = {"payload": OTHERS[other], "version": 2} if wrapped else OTHERS[other]
     with pytest.raises(NoNetworkError):

@@ -92,6 +92,7 @@ def test_duplicates_are_summed(
 
 @pytest.mark.parametrize("protocol", [2, 4, 5])
 @pytest.mark.parametrize("kind", ["csr_matrix", "csc_matrix", "coo_matrix", "csr_array", "csc_array", "coo_array"])
+@pytest.mark.sampled(2)
 def test_matrices_of_scipy_are_their_dense_ones(kind: str, protocol: int) -> None:
     matrix = getattr(scipy_sparse, kind)(
         (np.array([1.0, 2.0, 4.0]), (np.array([0, 2, 2]), np.array([1, 0, 0]))), shape=(3, 2)
@@ -148,6 +149,7 @@ BESIDE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("beside", BESIDE)
 @pytest.mark.parametrize("form", UNREAD)
+@pytest.mark.sampled(2)
 def test_a_tensor_that_is_not_read_is_named_with_its_form(tmp_path: Path, form: str, beside: str) -> None:
     make, words = UNREAD[form]
     if (form, beside) == ("unknown", "list"):

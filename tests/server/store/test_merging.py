@@ -96,7 +96,7 @@ def test_diffs_of_many_short_lines_are_fast(trees: Trees, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "text", [b"1\n" * 40_000, b"\x01" * 60_000, "é\u2028\n".encode() * 15_000], ids=["lines", "controls", "letters"]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 def test_a_diff_is_bounded_as_it_is_sent(trees: Trees, tmp_path: Path, text: bytes) -> None:
     after = {f"{at:03}": text + b"%d" % at for at in range(60)}
     blobs = Blobs(tmp_path)

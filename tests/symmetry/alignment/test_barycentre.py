@@ -47,6 +47,7 @@ def test_the_objective_is_the_sum_over_pairs_and_does_not_fall() -> None:
     assert found.objective[-1] > (flat @ flat.T)[np.triu_indices(10, 1)].sum()
 
 
+@pytest.mark.exhaustive
 def test_the_result_depends_neither_on_batches_nor_on_the_order_of_channels() -> None:
     name = "mlp-6-12-12-4"
     weights = random_weights(name, 10, 1)

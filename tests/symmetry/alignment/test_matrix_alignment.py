@@ -139,6 +139,7 @@ def test_the_distance_never_rises(name: str, monkeypatch: pytest.MonkeyPatch) ->
         assert (np.sqrt(square) > found.distance * (1 - 1e-4)).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["rotary, RMSNorm", "packed"])
 @pytest.mark.sampled(2)
 def test_the_result_depends_neither_on_the_disguise_nor_on_the_batch(name: str) -> None:

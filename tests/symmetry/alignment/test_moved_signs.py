@@ -93,7 +93,7 @@ def distance(first: Weights, second: Weights) -> float:
 
 
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_disguised_copies_come_back(name: str) -> None:
     table, one, _ = setting(name, 0.0)
     for seed in range(3):
@@ -105,7 +105,7 @@ def test_disguised_copies_come_back(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_the_result_does_not_depend_on_the_disguise(name: str) -> None:
     table, one, other = setting(name, 0.05)
     first, second = (
@@ -128,6 +128,7 @@ def test_signs_of_a_stream_alone() -> None:
 
 
 @pytest.mark.parametrize("seed", range(examples(10)))
+@pytest.mark.sampled(2)
 def test_signs_on_a_forest_are_the_best(seed: int) -> None:
     """Against all signs, for random terms of one group and of two."""
     rng = np.random.default_rng(seed)

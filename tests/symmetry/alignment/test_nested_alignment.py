@@ -99,6 +99,7 @@ def same_permutations(found: GroupElement, planted: GroupElement) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.sampled(2)
 def test_a_disguise_of_the_reference_is_undone(name: str) -> None:
     table, shapes = TABLES[name]
     reference, g = weights_of(shapes, 1, 1), disguise(table, 6, 2)
@@ -114,6 +115,7 @@ def test_a_disguise_of_the_reference_is_undone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
+@pytest.mark.sampled(2)
 def test_noise_of_a_tenth_leaves_the_heads_where_they_belong(name: str) -> None:
     """Found in all 20 networks of each table; 19 are asked for."""
     table, shapes = TABLES[name]
@@ -172,7 +174,7 @@ def test_brute_force_over_all_permutations(noise: float, least: int) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_the_distance_never_rises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of unrelated networks, against the identity and from turn to turn."""
     table, shapes = TABLES[name]
@@ -193,6 +195,7 @@ def test_the_distance_never_rises(name: str, monkeypatch: pytest.MonkeyPatch) ->
         np.testing.assert_array_equal(again.distance, found.distance)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["three heads of queries", "packed", "permutations"])
 @pytest.mark.parametrize("own", [False, True], ids=["one reference", "one each"])
 @pytest.mark.sampled(5)
@@ -211,7 +214,8 @@ def test_a_result_depends_neither_on_the_others_nor_on_threads(name: str, own: b
         assert (alone.sweeps[0], alone.ties[0]) == (found.sweeps[row], found.ties[row])
 
 
-@pytest.mark.parametrize("name", ["three heads of queries", "permutations", "packed permutations"])
+@pytest.mark.parametrize("name", ["packed permutations", "three heads of queries", "permutations"])
+@pytest.mark.sampled(3)
 def test_the_result_does_not_depend_on_the_disguise(name: str) -> None:
     table, shapes = TABLES[name]
     weights, reference = weights_of(shapes, 6, 1), weights_of(shapes, 1, 2)

@@ -15,6 +15,7 @@ from tests.symmetry.alignment.test_align import one_of, permutations, random_wei
 
 @pytest.mark.parametrize("name", ["optunet", "mlp-5-7-3", "mlp-4-3-2", "gaussian-mlp-4-6-2"])
 @pytest.mark.parametrize("tile_bytes", [1, 2**23])
+@pytest.mark.sampled(2)
 def test_each_distance_is_that_of_alignment(name: str, tile_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs, "_TILE_BYTES", tile_bytes)
     weights = random_weights(name, 7, 1)

@@ -47,6 +47,7 @@ def test_one_hidden_layer_is_exact() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("gauge", [None, "min-mass"])
+@pytest.mark.sampled(2)
 def test_copies_in_any_order_and_scale_are_found(name: str, gauge: str | None) -> None:
     table, (_, reference) = archs.symmetry(name), pair(name, 1)
     copies = {key: np.repeat(array[None], 3, axis=0) for key, array in reference.items()}
@@ -67,6 +68,7 @@ def test_single_precision_and_networks_that_are_not_finite() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(2)
 def test_no_sweep_raises_the_distance(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weights, reference = pair(name, 2)
     distances: list[np.ndarray] = []

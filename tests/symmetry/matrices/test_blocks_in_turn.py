@@ -110,7 +110,7 @@ CASES = [*NAMES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in 
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_two_disguises_have_one_form_and_keep_it(name: str) -> None:
     module, example = network(name)
     table = trace(module, example).symmetry
@@ -138,7 +138,12 @@ def check_element(made: Any, weights: Weights, table: Symmetry, name: str) -> No
 
 
 @pytest.mark.parametrize(
-    "name", ["chain 0", pytest.param("one", marks=pytest.mark.slow), pytest.param("shared 2", marks=pytest.mark.slow)]
+    "name",
+    [
+        "chain 0",
+        pytest.param("one", marks=pytest.mark.exhaustive),
+        pytest.param("shared 2", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_planted_twins_are_found(name: str, tmp_path: Path) -> None:
     module, example = network(name)

@@ -171,7 +171,7 @@ CASES |= {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_tables(name: str) -> None:
     check(CASES[name])
 
@@ -326,7 +326,7 @@ COMPLETE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPLETE)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_no_permutation_is_missed(name: str) -> None:
     forward, parts, sites, expected = COMPLETE[name]
     module = net(forward, **parts)

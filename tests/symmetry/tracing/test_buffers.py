@@ -102,7 +102,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "act"), CASES)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_every_checkpoint_keeps_its_function(name: str, act: Callable[..., Any]) -> None:
     meet, moved = MEET[name]
     networks = [Masked(meet, act, seed) for seed in range(4)]
@@ -140,6 +140,7 @@ def test_a_constant_of_the_module_is_no_tensor_of_a_checkpoint() -> None:
 
 @pytest.mark.parametrize("kind", BUFFERS)
 @pytest.mark.parametrize("seed", range(examples(4)))
+@pytest.mark.sampled(2)
 def test_other_values_of_a_buffer_have_its_dtype_and_range(kind: Callable[..., Any], seed: int) -> None:
     rng = np.random.default_rng(seed)
     for value in (

@@ -139,7 +139,7 @@ ACTIVATIONS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("act", "kind"), ACTIVATIONS)
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 def test_activations(act: Act, kind: str) -> None:
     module = net(lambda m, x: m.b(m.act(m.a(x))), a=linear(5, 4), act=lambda: act, b=linear(4, 2))
     traced = checked_trace(module, rows(5))
@@ -406,6 +406,6 @@ CASES |= {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_tables(name: str) -> None:
     check(CASES[name])

@@ -151,6 +151,7 @@ BLOCK = 2 * D + 8 * D - 2 * D + 2 * FF + 2
 """Biases of keys and values, shifts, rows, and what writes the stream, without gains."""
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("layers", "tied", "parameters", "total"),
     [(1, False, 932, 241), (2, False, 1464, 411), (1, True, 764, 176), (2, True, 1296, 346)],
@@ -172,6 +173,7 @@ def test_a_decoder_has_as_many_free_dimensions_as_its_jacobian(
         assert nullity(module, traced, tokens(20, 2)) == total
 
 
+@pytest.mark.exhaustive
 def test_rows_without_a_bias_hold_the_constants() -> None:
     """Shifts go into the means of the rows of queries; those of keys and values are free as their biases were."""
     module = Decoder(1, qkv_bias=False)
@@ -198,6 +200,7 @@ def test_layers_of_torch(norm_first: bool, bias: bool) -> None:
     check_fold(module, traced, stream(3, 2))
 
 
+@pytest.mark.exhaustive
 def test_a_tied_table_of_which_one_name_is_not_used() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -270,6 +273,7 @@ def test_positions_have_mean_zero_and_keys_no_bias() -> None:
     assert (weights["norm.bias"] == weights["norm.weight"]).all()
 
 
+@pytest.mark.exhaustive
 def test_folds_after_group_elements_are_group_elements_after_folds() -> None:
     module = Decoder(1)
     table = trace(module, tokens(2)).symmetry
@@ -342,6 +346,7 @@ needs_libraries = pytest.mark.skipif(
 @pytest.mark.slow
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(("layers", "tied", "folds"), [(1, False, 132), (2, False, 222), (1, True, 96), (2, True, 186)])
+@pytest.mark.sampled(2)
 def test_gpt2(layers: int, tied: bool, folds: int, attention: str) -> None:
     assert folded_dimensions(trace(*gpt2(layers, tied=tied, attention=attention))) == folds
 
@@ -361,6 +366,7 @@ def test_gpt2(layers: int, tied: bool, folds: int, attention: str) -> None:
         ("transformers Bert, sdpa", 2 * (8 * 12 + 2 * 16 + 2) + 12 + (2 * 11 + 30 + 16 + 2)),
     ],
 )
+@pytest.mark.sampled(2)
 def test_published_architectures(name: str, folds: int) -> None:
     module, example = SMALL[name]()
     traced = trace(module, example)

@@ -184,7 +184,7 @@ CASES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_tables(name: str) -> None:
     check(CASES[name])
 
@@ -207,6 +207,7 @@ def test_tables(name: str) -> None:
         ("a product of three has two scales", 8, 4),
     ],
 )
+@pytest.mark.sampled(2)
 def test_the_table_has_the_dimensions_of_the_jacobian(name: str, scales: int, others: int) -> None:
     case = CASES[name]
     module = net(case.forward, **case.parts)

@@ -302,7 +302,7 @@ CASES |= {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_tables(name: str) -> None:
     check(CASES[name])
 

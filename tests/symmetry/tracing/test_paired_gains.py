@@ -96,12 +96,14 @@ def test_the_dimensions_are_those_of_the_jacobian() -> None:
     assert folded_dimensions(traced) == HEADS * HEAD  # values move into the output's bias
 
 
+@pytest.mark.exhaustive
 def test_shifted_gains_have_no_scales() -> None:
     table = checked_trace(Attention(RMSNorm, "halves", offset=1.0), EXAMPLE).symmetry
     gains = [action for name in ("q_norm.weight", "k_norm.weight") for action in table.actions_on(name)]
     assert all(table[name].scale == "none" for action in gains for name in action.groups)
 
 
+@pytest.mark.exhaustive
 def test_each_pair_has_its_own_layout() -> None:
     """Heads of an odd size, which have no halves, beside others with rotary embeddings."""
     module = nn.Sequential(Attention(RMSNorm, "entries", head=3), Attention(RMSNorm, "halves"))

@@ -208,7 +208,7 @@ def networks(draw: st.DrawFn) -> Random:
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(150, 12), deadline=None)
+@settings(max_examples=examples(150, 5), deadline=None)
 @given(networks())
 def test_random_networks_are_traced_and_their_tables_hold(network: Random) -> None:
     traced = trace(network, torch.randn(2, 2, 4, 4))

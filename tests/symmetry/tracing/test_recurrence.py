@@ -87,7 +87,7 @@ CASES |= {
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_tables(name: str) -> None:
     check(CASES[name])
 
@@ -100,7 +100,7 @@ def test_the_number_of_symmetries(kind: type[nn.Module]) -> None:
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 def test_layers_and_directions(kind: type[nn.Module], bias: bool) -> None:
     layer = part(kind, 3, 5, 2, batch_first=True, bidirectional=True, bias=bias, dropout=0.5)
     module = net(lambda m, x: (m.o(m.r(x)[0]), m.s(m.r(x)[0][:, -1])), r=layer, o=linear(10, 2), s=linear(10, 1))
@@ -116,6 +116,7 @@ def test_two_disguises_have_one_canonical_form(kind: type[nn.Module]) -> None:
     assert all(np.array_equal(value, second[name]) for name, value in first.items())
 
 
+@pytest.mark.exhaustive
 def test_the_last_states_are_read_layer_by_layer() -> None:
     module = net(
         lambda m, x: m.o(torch.cat(list(m.r(x)[1][0]) + list(m.r(x)[1][1]), 1)),
@@ -152,6 +153,7 @@ def test_first_states_that_are_made_of_channels_move_with_the_units() -> None:
     assert (found.permutations, found.signs) == (120, 5)
 
 
+@pytest.mark.exhaustive
 def test_a_layer_that_is_called_twice() -> None:
     module = net(lambda m, x: m.o(m.r(m.r(x)[0])[0]), r=part(nn.LSTM, 3, 3, batch_first=True), o=linear(3, 2))
     table = checked_trace(module, STEPS).symmetry
@@ -159,6 +161,7 @@ def test_a_layer_that_is_called_twice() -> None:
     assert count(table).permutations == 1
 
 
+@pytest.mark.exhaustive
 def test_a_language_model() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -32,7 +32,7 @@ OVER_SPACE = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OVER_SPACE)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_scales_pass_over_space(name: str) -> None:
     module = net(
         lambda m, x: m.c(m.pool(F.relu(m.a(x)))), a=conv(1, 3, 3), pool=lambda: OVER_SPACE[name], c=linear(3, 2)
@@ -125,5 +125,6 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_tables(name: str) -> None:
     check(CASES[name])

@@ -56,7 +56,7 @@ from tests.symmetry.tracing.helpers import (
         (lambda h: h.narrow(2, 1, 2).chunk(2, 2)[0].flatten(1), "a@0+3*4"),
     ],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_where_channels_are_when_they_are_read(flat, read: str) -> None:
     layer = nn.Conv2d(1, 3, 3)
     size = flat(layer(images())).flatten(1).shape[1]
@@ -207,7 +207,7 @@ CASES |= {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_tables(name: str) -> None:
     check(CASES[name])
 
@@ -230,6 +230,7 @@ def test_changes_in_place_through_a_view_are_followed() -> None:
     """)
 
 
+@pytest.mark.exhaustive
 def test_a_shortcut_padded_in_a_residual_network() -> None:
     traced = checked_trace(archs.get("resnet8-pad-3")(), images(3, 8))
     sizes = {group.id: group.n for group in traced.symmetry.groups if traced.symmetry.leader(group.id) == group}

@@ -55,6 +55,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.sampled(2)
 def test_what_trace_found_is_taken_as_its_table_is(name):
     of_table, of_traced = CALLS[name](traced().symmetry), CALLS[name](traced())
     if isinstance(of_table, dict):

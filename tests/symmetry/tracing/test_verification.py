@@ -93,6 +93,7 @@ RIGHT = {"a_weight_0": (1, "out", "a", 1), "a_bias_0": (1, "bias", "a", 1), "c_w
     ],
 )
 @pytest.mark.parametrize("n", [2, 3, 8])
+@pytest.mark.sampled(2)
 def test_groups_are_fixed_where_a_table_is_wrong(
     actions: dict[str, tuple[int, str, str, int]], perm, scale: str, n: int
 ) -> None:

@@ -1,0 +1,20 @@
+"""What a result prints, as text."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+
+
+def printed(found: Any, width: int = 100) -> str:
+    """The text in a window of so many columns."""
+    console = Console(width=width, file=io.StringIO(), record=True)
+    found.print(console)
+    return console.export_text()
+
+
+def line_of(found: Any, width: int = 100) -> str:
+    """The same on one line, whatever is broken where; nothing in it is cut."""
+    text = printed(found, width)
+    assert "…" not in text
+    return " ".join(text.split())

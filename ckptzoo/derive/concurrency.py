@@ -37,7 +37,7 @@ def in_order(
         try:
             return work(item)
         finally:
-            _return_freed_memory()
+            return_freed_memory()
 
     with ThreadPoolExecutor(count) as pool:
         try:
@@ -73,8 +73,9 @@ def _map_arrays(nbytes: int) -> None:
         library.mallopt(_TRIM_THRESHOLD, 2 * nbytes)
 
 
-def _return_freed_memory() -> None:
-    # glibc keeps up to 64 MB of freed memory at the end of an arena, has one a thread, and keeps what is free within
+def return_freed_memory() -> None:
+    """Let the C library return what was freed to the system, where it is glibc."""
+    # it keeps up to 64 MB of freed memory at the end of an arena, has one a thread, and keeps what is free within
     if (library := _glibc()) is not None:
         library.malloc_trim(0)
 

@@ -83,11 +83,7 @@ class EquivalenceChecker:
         Channels in front of a normalisation are only scaled up: a running variance does not allow every scale below 1.
         Raises ``SymmetryError`` if the table is not a symmetry of the network.
         """
-        double = {
-            name: value.astype(np.float64) if value.dtype.kind not in "iub" else value
-            for name, value in weights.items()
-        }
-        K = len(next(iter(double.values())))
+        K = len(next(iter(weights.values())))
         element = GroupElement.random(symmetry, K, np.random.default_rng(0), spread=0.5)
         # exponent 2 is a running variance, scaled as scale^2 (v + eps) - eps, which a scale below 1 can make negative
         normalised = {
@@ -97,10 +93,9 @@ class EquivalenceChecker:
             name: np.sign(scale) * np.maximum(np.abs(scale), 1 / np.abs(scale)) if name in normalised else scale
             for name, scale in element.scales.items()
         }
-        # matrices of streams keep the function of folded weights alone
-        start = fold(double, symmetry) if symmetry.has_matrices else double
-        moved = apply(replace(element, scales=scales), start, symmetry)
-        differences = self.output_differences(double, moved, inputs)
+        differences = self.output_differences(
+            weights, _moved(replace(element, scales=scales), weights, symmetry), inputs
+        )
         # NaN says that the outputs as trained are not finite already
         largest = float(differences[~np.isnan(differences)].max(initial=0.0))
         if not largest <= TABLE_TOLERANCE:
@@ -114,6 +109,15 @@ class EquivalenceChecker:
         chosen = {tensor.name: weights[tensor.name][rows] for tensor in self._arch.tensors}
         outputs = self._forward.outputs(chosen, batches, stacked=self._stack > 1)
         return torch.cat(list(outputs), dim=1).double().numpy()
+
+
+def _moved(element: GroupElement, weights: Weights, symmetry: Symmetry) -> Weights:
+    """Apply a group element to weights in float64; no copy of the weights as they were stays behind."""
+    double = {
+        name: value.astype(np.float64) if value.dtype.kind not in "iub" else value for name, value in weights.items()
+    }
+    # matrices of streams keep the function of folded weights alone
+    return apply(element, fold(double, symmetry) if symmetry.has_matrices else double, symmetry)
 
 
 def _relative(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:

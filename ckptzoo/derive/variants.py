@@ -22,7 +22,7 @@ from ckptzoo.derive.checks import (
     check_inputs,
     import_with_torch,
 )
-from ckptzoo.derive.concurrency import MAX_THREADS, in_order
+from ckptzoo.derive.concurrency import MAX_THREADS, in_order, return_freed_memory
 from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
 from ckptzoo.derive.tables import declare, symmetry_of, traced_shape, with_input_shape
 from ckptzoo.derive.variant_rule import GaugeRule, VariantRule
@@ -253,18 +253,24 @@ class VariantJob:
         candidates, inputs, at_once = np.flatnonzero(may_be), next(iter(self._inputs.values())), 4 if small else 1
         for start in range(0, len(candidates), at_once):
             rows = candidates[start : start + at_once]
-            weights = {name: self._zoo[name][rows] for name in self._arch.names}
+            own = {name: self._zoo[name][rows] for name in self._arch.names}
             finite = np.logical_and.reduce(
-                [np.isfinite(array).all(axis=tuple(range(1, array.ndim))) for array in weights.values()]
+                [np.isfinite(array).all(axis=tuple(range(1, array.ndim))) for array in own.values()]
             )
-            own = {name: array[finite] for name, array in weights.items()}
-            if finite.any() and self._checker.check_table(self._symmetry, own, inputs if small else inputs[:2]):
+            if not finite.all():
+                own = {name: array[finite] for name, array in own.items()}
+            is_tried = finite.any() and self._checker.check_table(self._symmetry, own, inputs if small else inputs[:2])
+            del own
+            return_freed_memory()
+            if is_tried:
                 return
 
     @property
     def threads(self) -> int:
         """The maximum number of batches that are solved at a time; one more is in memory, while it is written."""
-        return max(1, min(MAX_THREADS, _AT_ONCE_BYTES // max(BATCH_BYTES, self._arch.nbytes) - 1))
+        # checks hold one checkpoint in float64 at a time (EquivalenceChecker)
+        copied = 2 * self._arch.nbytes if self._inputs else 0
+        return max(1, min(MAX_THREADS, (_AT_ONCE_BYTES - copied) // max(BATCH_BYTES, self._arch.nbytes) - 1))
 
     def batches(self, parts: Sequence[tuple[int, Part]]) -> Iterator[RowBatch]:
         """Yield batches of the checkpoints of parts that are not yet derived when their turn comes."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 import time
 import weakref
@@ -29,6 +30,7 @@ from tests.support.builds import QUIET
 from tests.support.effort import ALL, examples
 from tests.support.made_once import made_once
 
+DATA = Path(os.environ.get("CKPTZOO_DATA") or Path(__file__).parents[3] / "shared" / "data")
 TOY = Recipe.load("toy").shortened(1)
 ROLLING = dataclasses.replace(TOY, name="rolling", momentum=0.9, learning_rate=0.2)
 """The same with momentum, so that weights alone are no state of the optimiser."""
@@ -404,7 +406,9 @@ def test_the_commands(zoos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.exhaustive
-def test_random_steps_of_the_shipped_trajectories() -> None:
+@pytest.mark.skipif(not (DATA / "mnist").is_dir(), reason="MNIST is not at hand (CKPTZOO_DATA)")
+def test_random_steps_of_the_shipped_trajectories(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CKPTZOO_DATA", str(DATA))
     zoo = ckptzoo.open("cards/mnist-optunet-trajectories")
     rng = np.random.default_rng(np.random.SeedSequence(48))
     members = sorted(set(zoo.column("member").to_pylist()))

@@ -507,6 +507,7 @@ def outcome_of(answer: Callable[[], Any], root: str = "ROOT") -> Any:
 
 @settings(max_examples=examples(60, 1), deadline=None)
 @given(seed=st.integers(0, 2**32))
+@pytest.mark.timeout(3600)  # sixty zoos in full
 @pytest.mark.filterwarnings("ignore:.*")
 def test_a_zoo_that_refers_to_files_is_as_one_that_holds_them(
     tmp_path_factory: pytest.TempPathFactory, seed: int

@@ -7,12 +7,14 @@ from typing import Any, cast
 
 import numpy as np
 
+from ckptzoo.hub.untrusted import values
 from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network
 from ckptzoo.hub.untrusted.layer_trees import (
     LEAF_NAMES,
     WRAPPER_NAMES,
     are_networks,
     copies,
+    has_others,
     layer_tree,
     side_by_side,
     statistics_in,
@@ -127,7 +129,7 @@ def _may_hold_weights(key: Any, value: Any, depth: int = 0) -> bool:
 
 def _may_be_layers(key: Any, value: Any) -> bool:
     """Tells whether an entry is a tensor, or a list of tensors, and no figures."""
-    return not is_figure_name(key) and (is_tensor(value) or layer_tree(value) is not None)
+    return not is_figure_name(key) and (is_tensor(value) or layer_tree(value, is_part=True) is not None)
 
 
 def _facts_near(
@@ -241,7 +243,10 @@ class _Search:
     ) -> set[int] | None:
         """Add the networks whose layers the items are; None where they are no layers."""
         keys = {at: str(items[at][0]) for at in holding}
-        trees = {keys[at]: tree for at in holding if (tree := layer_tree(inside[at], depth + 1)) is not None}
+        held = set(holding)
+        beside = [(items[at][0], item) for at, item in inside.items() if at in held or is_tensor(item)]
+        read = {keys[at]: layer_tree(inside[at], depth + 1, is_part=has_others(inside[at], beside)) for at in holding}
+        trees = {key: tree for key, tree in read.items() if tree is not None}
         # one key with layers inside it wraps them where facts stand beside it, and is their name where it is alone
         is_wrapped = len(holding) == 1 < len(inside) and not any(map(is_tensor, inside.values()))
         first = str(items[holding[0]][0]) if holding else ""
@@ -260,7 +265,9 @@ class _Search:
                 ]
                 self.add_state((*path, first), named)
             return set(holding)
-        if any(items[at][0] in WRAPPER_NAMES for at in holding) or are_networks(list(trees.values())):
+        # torch gives its state dicts as OrderedDict
+        are_state_dicts = all(isinstance(inside[at], values.Mapping) for at in holding)
+        if any(items[at][0] in WRAPPER_NAMES for at in holding) or are_networks(trees, are_state_dicts=are_state_dicts):
             return None
         whole = layer_tree({items[at][0]: item for at, item in inside.items()}, depth)
         if whole is None:
@@ -351,7 +358,9 @@ class _Search:
             return {}
         if (numbers := number_list(name, item)) is not None:
             return {name: numbers}
-        leaves = {f"{name}.{inner}": leaf for inner, leaf in (layer_tree(item) or {}).items() if is_tensor(leaf)}
+        leaves = {
+            f"{name}.{inner}": leaf for inner, leaf in (layer_tree(item, is_part=True) or {}).items() if is_tensor(leaf)
+        }
         return {inner: leaf for name, item in leaves.items() for inner, leaf in self.tensors_of(name, item).items()}
 
     def refuse_form(self, name: str, form: str) -> None:

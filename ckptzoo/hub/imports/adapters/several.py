@@ -17,7 +17,7 @@ from ckptzoo.hub.imports.mapped import loaded
 from ckptzoo.hub.imports.tables import Slice, shape_of
 from ckptzoo.hub.untrusted import StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
-from ckptzoo.hub.untrusted.layer_trees import is_copy_name
+from ckptzoo.hub.untrusted.layer_trees import is_copy_name, numbers_layer
 from ckptzoo.hub.untrusted.objects import is_figure_name
 from ckptzoo.hub.untrusted.other_contents import other_content
 from ckptzoo.hub.untrusted.runs import without_suffixes
@@ -121,7 +121,8 @@ def _side_by_side(described: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
         # two layers of equal shapes are no networks
         is_network = any("." in name for name in own) and len(own) > 1
         is_list = len(equal) == len(groups) and _MEMBERS.match(f"{first}.") is not None
-        if len(equal) > 1 and is_network and (is_list or any(map(_is_of_a_pair, equal))):
+        is_all = len(equal) == len(groups) and not all(map(numbers_layer, equal))
+        if len(equal) > 1 and is_network and (is_list or is_all or any(map(_is_of_a_pair, equal))):
             word = f"{first.rpartition('.')[0]}.".lstrip(".")
             names, prefixes = f"{word}*" if is_list else ".* and ".join(equal) + ".*", ",".join(equal)
             prefixes = f"{word}*" if is_list else prefixes

@@ -25,6 +25,7 @@ from ckptzoo.hub.untrusted.objects import (
     as_dict,
     describe,
     is_aside,
+    is_extra_state,
     is_figure_name,
     is_module,
     is_settings_name,
@@ -319,7 +320,7 @@ class _Search:
         tensors: dict[str, Any] = {}
         for key, item in items:
             name = self.key_text(key)
-            found = self.tensors_of(name, item)
+            found = {} if is_extra_state(name) else self.tensors_of(name, item)
             if not found:
                 self.add_fact((*path, name), item)
             if found.keys() & tensors.keys():

@@ -128,7 +128,7 @@ def test_facts_beside_files_go_to_their_files_the_nearest_first(tmp_path: Path) 
         ("random_seed-7.pt", {"seed": 7}),
         ("round_3/client_07.pt", {"round": 3, "client": 7}),
         ("unfolded_3/seeds.pt", {}),
-        ("Seed=12,lr.pt", {}),
+        ("Seed=12,lr.pt", {"seed": 12}),
         ("a_split2_b.safetensors", {"split": 2}),
     ],
 )

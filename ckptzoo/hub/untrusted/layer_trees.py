@@ -48,7 +48,8 @@ _OF_A_LAYER = re.compile(
 """Keys that number the layers of a network."""
 _KERAS_LEAF = re.compile(r"(?:.+\.)?vars\.\d+")
 """The names of tensors in files of Keras 3, which hold one model each."""
-_HAS_DIGIT = re.compile(r"\d")
+_NUMBERED = re.compile(r".*[^\d.].*\d.*|.*\d.*[^\d.].*")
+"""Names of tensors with numbers in them, which are none of numbers alone."""
 
 _KERAS_NORMALIZATION = re.compile(r"((?:.+\.)?batch_normalization(?:_\d+)?\.vars)\.[0-3]")
 _OF_ONE_LAYER = 3
@@ -175,9 +176,9 @@ def are_networks(trees: Mapping[str, Tree], *, are_state_dicts: bool = False) ->
     names = {name for tree in trees.values() for name, leaf in tree.items() if is_tensor(leaf)}
     if are_state_dicts or any("." in name for name in names):
         return not all(map(_KERAS_LEAF.fullmatch, names))
-    # a layer has a few tensors, whose names have no numbers: those of networks without layers are W1, b1, W2, ...
-    is_layer = len(names) <= _OF_ONE_LAYER and not any(map(_HAS_DIGIT.search, names))
-    return not is_layer and not names <= LEAF_NAMES | {"0", "1"}
+    # a layer has a few tensors, in a list or by names without numbers: those of networks without layers are W1, b1, W2
+    is_layer = len(names) <= _OF_ONE_LAYER and not any(map(_NUMBERED.fullmatch, names))
+    return not is_layer and not names <= LEAF_NAMES
 
 
 def _numbers_network(key: str) -> bool:

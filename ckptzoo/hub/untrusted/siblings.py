@@ -94,8 +94,15 @@ def _is_about(meaning: str, own: Mapping[str, Any], weights: Mapping[str, Mappin
 
 
 def _have(own: Mapping[str, Any], weights: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Tells whether one of the entries that wrap weights has tensors; modules of a network beside others are none."""
-    return any(own.items() <= other.items() for key, other in weights.items() if key in WRAPPER_NAMES | _PARAMETERS)
+    """Tells whether one of the entries that wrap weights has tensors; modules of a network beside others are none, and
+    state dicts are no modules.
+    """
+    is_dotted = any("." in name for name in own)
+    return any(
+        own.items() <= other.items()
+        for key, other in weights.items()
+        if is_dotted or key in WRAPPER_NAMES | _PARAMETERS
+    )
 
 
 def completed(states: list[State], lists: Mapping[Path, Sequence[Any]]) -> dict[Path, str]:

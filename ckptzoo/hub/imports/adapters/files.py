@@ -291,7 +291,8 @@ class _Own:
     """The facts in the key of a checkpoint among several of a file.
 
     ``parts`` are the words of the key without those of its time; ``copy`` is how many of the last ones say that it is a
-    copy of another network, such as an average; ``step`` is when it was saved, None where nothing says it.
+    copy of another network, such as an average, or at which end of its run it was kept; ``step`` is when it was saved,
+    None where nothing says it.
     """
 
     picked: Picked
@@ -303,7 +304,8 @@ class _Own:
     def of(cls, picked: Picked, parts: tuple[str, ...], *, alone: bool) -> "_Own":
         if len(parts) > 1 and parts[-1] in ("params", "parameters") and is_copy_name(parts[-2]):
             parts = parts[:-1]
-        copy = next((at for at, part in enumerate(reversed(parts)) if not is_copy_name(part)), len(parts))
+        of_the_run = (at for at, part in enumerate(reversed(parts)) if not is_copy_name(part) and not _is_moment(part))
+        copy = next(of_the_run, len(parts))
         moment = _MOMENTS.search(parts[-1].lower()) if parts and not alone else None
         if moment is not None:
             picked = _at_its_moment(picked, is_first=moment[0] != "best")
@@ -333,6 +335,12 @@ class _Own:
 
 _MOMENTS = re.compile(r"(?<![a-z])(best|init|initial)(?![a-z])")
 """Words of keys for states that were kept from another time than that at which their file was written."""
+_MOMENT_NAMES = {"init", "initial", "start", "final", "last", "latest", "end"}
+
+
+def _is_moment(part: str) -> bool:
+    """Tell whether a word of a key says only at which end of a run its network was kept."""
+    return part.lower() in _MOMENT_NAMES
 
 
 def _at_its_moment(picked: Picked, *, is_first: bool) -> Picked:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ckptzoo.hub.untrusted import values
 from ckptzoo.hub.untrusted.objects import MAX_DEPTH, MAX_LEAVES, as_dict, is_aside, is_tensor, items_of, number_list
 from ckptzoo.hub.untrusted.tensor_forms import holds_numbers
 from ckptzoo.hub.untrusted.values import Numbers
@@ -48,8 +49,8 @@ _OF_A_LAYER = re.compile(
 """Keys that number the layers of a network."""
 _KERAS_LEAF = re.compile(r"(?:.+\.)?vars\.\d+")
 """The names of tensors in files of Keras 3, which hold one model each."""
-_NUMBERED = re.compile(r".*[^\d.].*\d.*|.*\d.*[^\d.].*")
-"""Names of tensors with numbers in them, which are none of numbers alone."""
+_NUMBERED = re.compile(r"(?=.*\d)(?=.*[^\d.]).*")
+"""Names of tensors with numbers in them, besides numbers alone, which are places in a list."""
 
 _KERAS_NORMALIZATION = re.compile(r"((?:.+\.)?batch_normalization(?:_\d+)?\.vars)\.[0-3]")
 _OF_ONE_LAYER = 3
@@ -90,7 +91,9 @@ def layer_tree(value: Any, depth: int = 0, *, is_part: bool = False) -> Tree | N
         trees[str(key)] = inner
         leaves |= {f"{key}.{name}": leaf for name, leaf in inner.items()}
     is_network = any(map(is_tensor, leaves.values())) and not (len(trees) > 1 and copies(trees, is_part=is_part))
-    are_several = _are_in_a_list(value, trees) or (not is_part and len(trees) == len(items) and are_networks(trees))
+    are_several = _are_in_a_list(value, trees) or (
+        not is_part and len(trees) == len(items) and are_networks(trees, of_modules=are_of_modules(holding))
+    )
     return leaves if is_network and not are_several else None
 
 
@@ -103,6 +106,11 @@ def has_others(item: Any, holding: Sequence[tuple[Any, Any]]) -> bool:
         other is not item and key not in _COLLECTIONS and not (is_pair and _are_parameters(other))
         for key, other in holding
     )
+
+
+def are_of_modules(holding: Sequence[tuple[Any, Any]]) -> bool:
+    """Tells whether modules of torch gave the entries that hold numbers: they give each an OrderedDict."""
+    return all(isinstance(item, values.Mapping) for _, item in holding)
 
 
 def _are_parameters(value: Any) -> bool:
@@ -157,12 +165,12 @@ def copies(trees: Mapping[str, Tree], *, is_part: bool = False) -> list[dict[str
     return found + [{key: key} for key in alone]
 
 
-def are_networks(trees: Mapping[str, Tree], *, are_state_dicts: bool = False) -> bool:
+def are_networks(trees: Mapping[str, Tree], *, of_modules: bool = False) -> bool:
     """Tell whether layers within one another that stand side by side, by their keys, are a network each.
 
     All must have the same tensors. In a mapping the keys say it: those that number networks, such as seeds. Where they
     do not, layers of equal shapes are one network, as those of other shapes are. In a list they are networks if they
-    have several layers, or with ``are_state_dicts``: modules gave their tensors, and not jax those of a layer.
+    have several layers, or with ``of_modules``: modules gave their tensors, and not jax those of a layer.
 
     >>> layer = {"w": np.ones((3, 3)), "b": np.ones(3)}
     >>> are_networks({"gru": layer, "gru_1": layer}), are_networks({"seed0": layer, "seed1": layer})
@@ -174,7 +182,7 @@ def are_networks(trees: Mapping[str, Tree], *, are_state_dicts: bool = False) ->
     if not all(map(str.isdigit, trees)):
         return all(map(_numbers_network, trees))
     names = {name for tree in trees.values() for name, leaf in tree.items() if is_tensor(leaf)}
-    if are_state_dicts or any("." in name for name in names):
+    if of_modules or any("." in name for name in names):
         return not all(map(_KERAS_LEAF.fullmatch, names))
     # a layer has a few tensors, in a list or by names without numbers: those of networks without layers are W1, b1, W2
     is_layer = len(names) <= _OF_ONE_LAYER and not any(map(_NUMBERED.fullmatch, names))

@@ -7,12 +7,12 @@ from typing import Any, cast
 
 import numpy as np
 
-from ckptzoo.hub.untrusted import values
 from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network
 from ckptzoo.hub.untrusted.layer_trees import (
     LEAF_NAMES,
     WRAPPER_NAMES,
     are_networks,
+    are_of_modules,
     copies,
     has_others,
     layer_tree,
@@ -266,9 +266,8 @@ class _Search:
                 ]
                 self.add_state((*path, first), named)
             return set(holding)
-        # torch gives its state dicts as OrderedDict
-        are_state_dicts = all(isinstance(inside[at], values.Mapping) for at in holding)
-        if any(items[at][0] in WRAPPER_NAMES for at in holding) or are_networks(trees, are_state_dicts=are_state_dicts):
+        of_modules = are_of_modules([(key, inside[at]) for at, key in keys.items()])
+        if any(items[at][0] in WRAPPER_NAMES for at in holding) or are_networks(trees, of_modules=of_modules):
             return None
         whole = layer_tree({items[at][0]: item for at, item in inside.items()}, depth)
         if whole is None:

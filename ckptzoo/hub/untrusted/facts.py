@@ -28,7 +28,7 @@ _WITHIN = ("claimed_test_accuracy", "claimed_test_loss")
 _OF_ITSELF = {
     "metric", "metrics", "result", "results", "eval", "evaluation", "evaluations", "stats", "statistics", "summary",
     "log", "logs", "logged", "score", "scores", "performance", "final", "last", "end", "run", "model", "info", "meta",
-    "metadata", "measured", "test", "facts", "extra", "checkpoint",
+    "metadata", "measured", "test", "facts", "extra", "checkpoint", "config", "cfg", "params", "settings", "experiment",
 }  # fmt: skip
 """Words around a figure that leave it one of these weights on the plain test set; under attack, of an average or the
 best of a training (``adv_test_acc``, ``ema.test_acc``) it is another figure."""

@@ -53,6 +53,8 @@ _NUMBERED = re.compile(r"(?=.*\d)(?=.*[^\d.]).*")
 """Names of tensors with numbers in them, besides numbers alone, which are places in a list."""
 
 _KERAS_NORMALIZATION = re.compile(r"((?:.+\.)?batch_normalization(?:_\d+)?\.vars)\.[0-3]")
+MOST_SHARED = 16
+"""The largest number of names of a tensor, on average."""
 _OF_ONE_LAYER = 3
 """Tensors that one layer of a list may have."""
 
@@ -90,6 +92,9 @@ def layer_tree(value: Any, depth: int = 0, *, is_part: bool = False) -> Tree | N
             return None
         trees[str(key)] = inner
         leaves |= {f"{key}.{name}": leaf for name, leaf in inner.items()}
+    # nests that hold one another grow with each level, from one tensor to any number of names
+    if len(leaves) > MOST_SHARED * len(set(map(id, leaves.values()))):
+        return None
     is_network = any(map(is_tensor, leaves.values())) and not (len(trees) > 1 and copies(trees, is_part=is_part))
     are_several = _are_in_a_list(value, trees) or (
         not is_part and len(trees) == len(items) and are_networks(trees, of_modules=are_of_modules(holding))

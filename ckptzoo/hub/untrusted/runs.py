@@ -56,7 +56,8 @@ _RANK = {"step": 0, "steps": 0, "save": 1, "epoch": 2, "epochs": 2}
 _UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
 _SUITABLE = "._=,@+-"
 STEP_FACTS = (
-    "global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step", "ss_steps", "round",
+    "global_step", "step", "iteration", "iter", "n_iter", "iter_num", "global_steps", "num_steps", "current_step",
+    "current_iter", "ss_steps", "round",
 )  # fmt: skip
 """Names of a checkpoint's number of optimiser steps in programs, the likeliest first."""
 _STEP_FACTS = frozenset(STEP_FACTS)

@@ -35,6 +35,11 @@ _PARAMETERS = {"params", "parameters", "weights", "theta"}
 _TWO_MOMENTS = (("mu", "nu"), ("m", "v"))
 """Names that optax and other programs give the first and the second moment."""
 _TIMES = re.compile(r"(?:\w+_)?(epoch|step|iteration|iter)s?")
+_SLOT = re.compile(
+    r"(.+?)(?:/(?:Adam|AdamW|LAMBOptimizer|Momentum|RMSProp|Adagrad|Adadelta|Ftrl|adam_[mv])(?:_\d)?(?::0)?|_momentum)"
+)
+"""The names that an optimiser gives to numbers for the tensor of the first group."""
+_OF_SLOTS = re.compile(r"(?:^|/)(?:beta[12]_power(?:_\d+)?|global_step)$|(?:^|/)optimizer/")
 _MANY = 4
 """Fewer tensors within one another than these may be a layer of a network."""
 
@@ -66,6 +71,24 @@ def about_weights(items: Sequence[tuple[Any, Any]]) -> dict[int, str]:
         if shapes[first] and shapes[first] == shapes[second] and (is_alone or _have(shapes[first], weights)):
             about |= dict.fromkeys((first, second), OPTIMISER)
     return about
+
+
+def slots_in(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, None]:
+    """Return the tensors of a state dict that an optimiser keeps for others there, as programs of TensorFlow and Caffe2
+    save them.
+
+    >>> list(slots_in({"fc/w": (2, 3), "fc/w/Adam": (2, 3), "fc/w/Adam_1": (2, 3), "beta1_power": ()}))
+    ['fc/w/Adam', 'fc/w/Adam_1', 'beta1_power']
+    """
+    found = {
+        name: None
+        for name, shape in shapes.items()
+        if ".OPTIMIZER_SLOT/" in name
+        or ((matched := _SLOT.fullmatch(name)) is not None and shapes.get(matched[1]) == shape)
+    }
+    if found:
+        found |= {name: None for name, shape in shapes.items() if not shape and _OF_SLOTS.search(name)}
+    return found if len(found) < len(shapes) else {}
 
 
 def said_of_file(stem: str) -> str:

@@ -7,6 +7,8 @@ import argparse
 import io
 import json
 import pickle  # noqa: TID251 - files that people have
+import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -409,6 +411,65 @@ def test_first_and_last_of_a_run_are_one_member_and_a_fresh_network_is_no_mask(
     assert len(picked(tmp_path / "fresh", {"a.pt": saved(fresh)}, process)) == 1
     vectors = {"pretrained": state(0), "finetuned": state(1), "task_vector": state(2)}
     assert len(picked(tmp_path / "vectors", {"a.pt": saved(vectors)}, process)) == 2
+
+
+class Persistent:
+    """A module as ``torch_utils.persistence`` of StyleGAN2-ADA and EDM pickles it: its class and state as arguments."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __reduce__(self) -> Any:
+        persistence = sys.modules["torch_utils.persistence"]
+        return persistence._reconstruct_persistent_obj, ({"class_name": "G", "state": vars(self.module)},)
+
+
+def test_modules_of_other_programs_stay_whole(
+    tmp_path: Path, process: ReadingProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def _reconstruct_persistent_obj(described: Any) -> None: ...
+
+    _reconstruct_persistent_obj.__module__ = "torch_utils.persistence"
+    _reconstruct_persistent_obj.__qualname__ = "_reconstruct_persistent_obj"
+    module = types.SimpleNamespace(_reconstruct_persistent_obj=_reconstruct_persistent_obj)
+    monkeypatch.setitem(sys.modules, "torch_utils", types.SimpleNamespace(persistence=module))
+    monkeypatch.setitem(sys.modules, "torch_utils.persistence", module)
+    nets = {"G": Persistent(Net(0)), "D": Persistent(Net(1, 2)), "G_ema": Persistent(Net(2))}
+    made = picked(tmp_path, {"network-snapshot-000200.pkl": pickle.dumps(nets)}, process)
+    assert len(made) == 3
+    for item, seed in zip(made.values(), (0, 1, 2), strict=True):
+        net = Net(seed, 2 if seed == 1 else 3)
+        check(item, {name: tensor.numpy() for name, tensor in net.state_dict().items()})
+
+
+@pytest.mark.parametrize(
+    ("slots", "others"),
+    [
+        (("/Adam", "/Adam_1"), {"beta1_power": np.array(0.9, "f4"), "global_step": np.array(5)}),
+        (("/Momentum",), {}),
+        (("_momentum",), {}),
+        (("/.OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE",), {"_CHECKPOINTABLE_OBJECT_GRAPH": np.array(b"x" * 9000)}),
+    ],
+)  # fmt: skip
+def test_slots_of_an_optimiser_beside_weights_are_left_out(
+    tmp_path: Path, process: ReadingProcess, slots: tuple[str, ...], others: dict[str, Any]
+) -> None:
+    own = dict(zip(["a/w", "a/b", "c/w", "c/b"], arrays(), strict=True))
+    more = {f"{name}{slot}": item for slot in slots for name, item in own.items()}
+    (item,) = picked(tmp_path, {"a.npz": npz_file({**own, **more, **others})}, process).values()
+    check(item, own, step=5 if "global_step" in others else None)
+
+
+@pytest.mark.parametrize("key", ["average_model_state", "ema_state_dict", "averaged_weights"])
+def test_averages_that_callbacks_keep_are_checkpoints_of_the_run(
+    tmp_path: Path, process: ReadingProcess, key: str
+) -> None:
+    callbacks = {"Averaging": {"n_averaged": 3, key: state(1)}, "Early": {"best_score": torch.tensor(0.5)}}
+    root = {"state_dict": state(0), "callbacks": callbacks, "epoch": 3, "global_step": 40}
+    made = picked(tmp_path, {"a.ckpt": saved(root)}, process)
+    assert len(made) == 2
+    for item, (name, seed) in zip(made.values(), {"state_dict": 0, key: 1}.items(), strict=True):
+        check(item, state(seed), member="a", step=40, epoch=3.0, extra={"network": name})
 
 
 @pytest.mark.parametrize("mark", [".", "/"])

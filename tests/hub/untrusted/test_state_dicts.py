@@ -100,7 +100,7 @@ def test_cycles_and_shared_nests_end() -> None:
         states(nest)
     near: Any = {"x": W}
     for _ in range(5):
-        near = {f"seed{number}": near for number in range(8)}
+        near = dict.fromkeys("abcdefgh", near)
     with pytest.raises(IntegrityError, match="expected at most 100 containers"):
         states(near, Limits(states=100))
     with pytest.raises(IntegrityError, match="expected at most 1 names"):

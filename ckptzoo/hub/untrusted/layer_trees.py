@@ -39,8 +39,9 @@ _OF_A_NETWORK = re.compile(
     r"(?:.*[^a-z])?(?:seed|run|trial|fold|split|repeat|replicate?|net|network|model|member|ensemble|estimator|learner|"
     r"particle|sample|draw|chain|client|agent|worker|island|task|epoch|step|iter|iteration|round|gen|generation|ckpt|"
     r"checkpoint|snapshot)s?[-_= ]?\d+(?:[-_ ].*)?"
+    r"|(?:.*[^a-z])?(?:seed|run|trial|fold|replicate?|member|particle|chain|client)[-_ ].+"
 )
-"""Keys that number networks: seeds, members, times of a run."""
+"""Keys that number or name networks: seeds, members, times of a run."""
 _OF_A_LAYER = re.compile(
     r"[A-Z][A-Za-z0-9]*_\d+"  # as Flax names modules: Dense_0
     r"|(?:.*[^a-z])?(?:layers?|blocks?|resblock|stage|h|fc|conv\d?d?|linear|lin|dense|gru|lstm|rnn|cell|attn|attention|mlp|"

@@ -179,7 +179,7 @@ def test_parts_of_one_network_stay_together_whatever_their_shapes(
 
 @settings(max_examples=examples(300, 40), deadline=None)
 @given(
-    key=st.sampled_from(["seed{}", "seed_{}", "net{}", "model-{}", "run {}", "epoch_{}", "fold{}", "chain_{}", "a_seed{}_b"]),
+    key=st.sampled_from(["seed{}", "seed_{}", "net{}", "model-{}", "run {}", "epoch_{}", "fold{}", "chain_{}", "a_seed{}_b", "run_x{}"]),
     count=st.integers(2, 4), leaves=LEAVES_OF_LAYERS, deep=st.booleans(), inside=st.sampled_from(["", "members", "params"]),
     facts=st.booleans(), is_torch=st.booleans(),
 )  # fmt: skip

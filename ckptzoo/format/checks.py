@@ -3,7 +3,8 @@
 No shard is read. ``ckptzoo.format.verify`` reads them.
 """
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,8 @@ Kind = tuple[str, tuple[int, ...]]
 
 MAX_PROBLEMS = 100
 """The maximum number of reported problems of one part, and of a zoo; there may be millions."""
+_UNPACKED = 4096
+"""Rows of an index as Python objects at a time, about 1 kB each."""
 
 
 class RowLimits(NamedTuple):
@@ -167,14 +170,23 @@ def problems_by_part(
     owners = numbers(outline["part"])
     bounds = np.searchsorted(owners, np.arange(len(tree.parts) + 1))
     table = symmetry, None if symmetry is None or tree.kind != "variant" else symmetry.digest
-    for part, start, stop in zip(tree.parts, bounds[:-1], bounds[1:], strict=True):
+    rows = _index_rows(outline)
+    for part, start, stop in zip(tree.parts, bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         found = _PartIndex(files, part)
-        found.read(outline.slice(start, stop - start))
+        found.read(itertools.islice(rows, stop - start))
         # further checks would only repeat what is wrong with the index
         if not found.problems:
             found.compare_shards()
             found.compare_kind(arch, *table)
-        yield slice(int(start), int(stop)), found.problems
+        yield slice(start, stop), found.problems
+
+
+def _index_rows(outline: pa.Table) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of an index, some thousands unpacked at a time: a part's alone may be two."""
+    names = ["file", "tensor", "row_start", "row_stop", "offset", "nbytes", "dtype", "shape"]
+    for start in range(0, len(outline), _UNPACKED):
+        columns = outline.slice(start, _UNPACKED).select(names).to_pydict()
+        yield from zip(*columns.values(), strict=True)
 
 
 class _PartIndex:
@@ -202,13 +214,12 @@ class _PartIndex:
     def _wrong(self, file: str, what: str, expected: object, got: object) -> None:
         self.problems.append(Problem(f"{self._location}/{file}", what, str(expected), str(got), REFETCH))
 
-    def read(self, index: pa.Table) -> None:
+    def read(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Take every row of the index, and note what contradicts itself or another row."""
-        columns, shard = index.to_pydict(), ""
-        names = ("file", "tensor", "row_start", "row_stop", "offset", "nbytes", "dtype", "shape")
-        for file, tensor, start, stop, *block in zip(*(columns[name] for name in names), strict=True):
+        shard = ""
+        for file, tensor, start, stop, *block in rows:
             if len(self.problems) >= MAX_PROBLEMS:
-                return
+                continue
             if not (name := SHARD_NAME.fullmatch(file)):
                 self._wrong(INDEX, "name of a shard", "<stem>-<number>.safetensors", repr(file))
             elif not 0 <= start < stop <= self._part.rows:

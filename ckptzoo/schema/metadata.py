@@ -201,10 +201,16 @@ def extra_problems(texts: Sequence[object], *, location: str) -> Iterator[Proble
     """Values of the column ``extra`` that ``parse_extra`` does not take; null is none of them."""
     # each text once: the rows of a unit share one
     odd = [text for text in dict.fromkeys(texts) if text is not None and parse_extra(text) is None]
-    if odd:
-        expected = f"JSON objects of finite numbers and texts, nested at most {MAX_NESTING} deep"
-        got = f"{len(odd)} others, such as {str(odd[0])[:80]!r}"
-        yield Problem(location, "column 'extra'", expected, got, "Correct the rows.")
+    if not odd:
+        return
+    first = str(odd[0])
+    expected = f"JSON objects of finite numbers and texts, nested at most {MAX_NESTING} deep"
+    got, step = f"{len(odd)} others, such as {first[:80]!r}", "Correct the rows."
+    if len(first) > MAX_EXTRA:
+        expected = f"at most {MAX_EXTRA:,} characters of JSON a row"
+        got = f"{len(first):,} characters, {first[:40]!r} and so on"
+        step = "Keep long lists and texts in files beside the zoo, and their names here."
+    yield Problem(location, "column 'extra'", expected, got, step)
 
 
 def parse_extra(text: object) -> dict[str, Any] | None:

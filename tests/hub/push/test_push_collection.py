@@ -1,5 +1,6 @@
 """Collections on a real server: each zoo as a push of it alone, table and page for what the repository then holds."""
 
+import itertools
 import json
 import shutil
 import warnings
@@ -98,15 +99,15 @@ def test_any_series_of_pushes_leaves_the_table_of_what_is_there(server: Hosted, 
     for root in roots:
         add(root / "narrow", NAMES["narrow"], 1)
     there: dict[str, set[str]] = {}
-    for turn in range(examples(8, 4)):
+    first_ids = itertools.count(100, 2)  # everybody's ids are their own
+    for _ in range(examples(8, 4)):
         root = roots[int(rng.integers(2))]
         for _ in range(int(rng.integers(1, 3))):
             folder = str(rng.choice(["narrow", "wide", "x y", "%41"]))
             known = len(ckptzoo.open(root / folder)) if (root / folder).exists() else 0
             action = rng.choice(["grow", "retract", "remove"]) if known > 1 else "grow"
             if action == "grow":
-                # everybody's ids are their own
-                add(root / folder, NAMES.get(folder, NAMES["wide"]), 2, first=100 * turn + 10 * roots.index(root) + 1)
+                add(root / folder, NAMES.get(folder, NAMES["wide"]), 2, first=next(first_ids))
             elif action == "retract":
                 ckptzoo.retract(root / folder, [ckptzoo.open(root / folder).ids[-1]], reason="a test")
             elif folder != "narrow":

@@ -54,6 +54,8 @@ _NUMBERED = re.compile(r"(?=.*\d)(?=.*[^\d.]).*")
 """Names of tensors with numbers in them, besides numbers alone, which are places in a list."""
 
 _KERAS_NORMALIZATION = re.compile(r"((?:.+\.)?batch_normalization(?:_\d+)?\.vars)\.[0-3]")
+_MAX_KEY = 100
+"""Characters of a key that are looked at."""
 MOST_SHARED = 16
 """The largest number of names of a tensor, on average."""
 _OF_ONE_LAYER = 3
@@ -196,7 +198,7 @@ def are_networks(trees: Mapping[str, Tree], *, of_modules: bool = False) -> bool
 
 
 def _numbers_network(key: str) -> bool:
-    return _OF_A_NETWORK.fullmatch(key.lower()) is not None
+    return _OF_A_NETWORK.fullmatch(key.lower()[:_MAX_KEY]) is not None
 
 
 def numbers_layer(key: str) -> bool:
@@ -205,7 +207,7 @@ def numbers_layer(key: str) -> bool:
     >>> numbers_layer("block_3"), numbers_layer("Dense_0"), numbers_layer("encoder")
     (True, True, False)
     """
-    return _OF_A_LAYER.fullmatch(key) is not None
+    return _OF_A_LAYER.fullmatch(key[:_MAX_KEY]) is not None
 
 
 @lru_cache(maxsize=1024)

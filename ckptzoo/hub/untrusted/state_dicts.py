@@ -68,7 +68,7 @@ _MAX_NAME = 100
 _MAX_LEFT_OUT = 64
 _ALWAYS_NAMED = 4096
 """Names that few tensors may have in any case."""
-_IN_A_LIST = dict | Inert | int | float | str | None
+_IN_A_LIST = (dict, Inert, int, float, str, type(None))
 """Items of lists of networks, and of tuples of a network and what is known about it."""
 
 

@@ -138,11 +138,12 @@ def test_figures_of_other_weights_or_inputs_are_no_claims(words: list[str], mark
 @given(
     count=st.integers(1, 3),
     place=st.sampled_from(["", "seed3/", "seed3/b/"]),
+    run=st.sampled_from(["seed3", "exp.seed3"]),
     name=st.sampled_from(["metrics", "results", "config"]),
     others=st.sampled_from([(), ("optimizer.pt", "rng_state_0.pth"), ("net-00002-of-00002.safetensors",)]),
 )
 def test_figures_of_a_folder_are_claims_of_its_only_network_and_a_seed_in_a_path_is_nearer_than_settings_around_it(
-    tmp_path_factory: pytest.TempPathFactory, count: int, place: str, name: str, others: tuple[str, ...]
+    tmp_path_factory: pytest.TempPathFactory, count: int, place: str, run: str, name: str, others: tuple[str, ...]
 ) -> None:
     root = tmp_path_factory.mktemp("sides")
     names = [
@@ -150,13 +151,13 @@ def test_figures_of_a_folder_are_claims_of_its_only_network_and_a_seed_in_a_path
         for at in range(count)
     ]
     for path in (*names, *others):
-        file = root / "seed3" / "b" / path
+        file = root / run / "b" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(b"\x80\x04N.")  # a pickle
-    (root / f"{place}{name}.json").write_text(json.dumps({"test_acc": 0.5, "seed": 8, "lr": 0.1}))
+    (root / f"{place.replace('seed3', run)}{name}.json").write_text(json.dumps({"test_acc": 0.5, "seed": 8, "lr": 0.1}))
     reading = _Reading.of("runs", Options(), SideFiles(OpenedSource(FolderSource(root))))
     for path in names:
-        row = reading.found(f"seed3/b/{path}", 4, list, "").row
+        row = reading.found(f"{run}/b/{path}", 4, list, "").row
         assert row.get("claimed_test_accuracy") == (0.5 if count == 1 else None)
         assert row["extra"][name]["lr"] == 0.1 and (count == 1 or row["extra"][name]["test_acc"] == 0.5)
         # results are no settings, whose seeds are a column

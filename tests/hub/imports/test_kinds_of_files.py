@@ -397,7 +397,13 @@ def test_no_dataset_that_may_hold_numbers_is_lost(
         NOT_NUMBERS[kind][0](within)
 
     with pytest.raises(IntegrityError, match=f"dtype of '.*c': expected one of .*, got {NOT_NUMBERS[kind][1]}"):
-        picked(tmp_path, {"a.h5": hdf5_file(write)}, process)
+        picked(tmp_path / "refused", {"a.h5": hdf5_file(write)}, process)
+
+    def write_texts(file: Any) -> None:
+        file["w"], file["b"], file["text"], file["more"] = np.ones((2, 3), "f4"), np.ones(3, "f4"), "relu", [b"x", b"y"]
+
+    (item,) = picked(tmp_path / "read", {"a.h5": hdf5_file(write_texts)}, process).values()
+    assert set(item.tensors) == {"w", "b"}
 
 
 def test_first_and_last_of_a_run_are_one_member_and_a_fresh_network_is_no_mask(

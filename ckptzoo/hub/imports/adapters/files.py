@@ -186,7 +186,9 @@ class _Reading:
         of a folder around several seeds are further away than the path.
         """
         parts = path.split("/")
-        last = max(at for at, part in enumerate(parts) if "seed" in facts_of(part))
+        # the last part alone has a suffix
+        folders = [at for at, part in enumerate(parts[:-1]) if "seed" in facts_of(f"{part}/")]
+        last = len(parts) - 1 if "seed" in facts_of(parts[-1]) or not folders else folders[-1]
         near = {**self.beside.of(path, within="/".join(parts[: last + 1])), **self.rows.of(path)}
         return "seed" in columns_of(flattened(near))
 

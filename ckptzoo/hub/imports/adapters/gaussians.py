@@ -121,7 +121,8 @@ def _swag_of_states(by_key: Mapping[str, StateDict], path: str) -> Picked | None
 def gaussian_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Picked | None:
     """Return tensors ``T.loc`` and ``T.scale``, ``T_mu`` and ``T_rho``, or moments, as a Gaussian; None for others.
 
-    Raises ``ZooError`` where only some tensors have deviations, or some are not positive.
+    Where layers without deviations stand beside others the result is no Gaussian, and has a note that says so. Raises
+    ``ZooError`` where only some tensors of a layer have deviations, some are not positive, or all are in one vector.
     """
     if not _may_be_parameters(tuple(tensors)):
         return None

@@ -79,14 +79,14 @@ def layer_tree(value: Any, depth: int = 0, *, is_part: bool = False) -> Tree | N
         return None
     if len({str(key) for key, _ in items}) < len(items):
         return None
-    has_tensors = any(is_tensor(item) for _, item in items)
-    holding = [(key, item) for key, item in items if holds_numbers(item)]
+    arrays = [is_tensor(item) for _, item in items]
+    has_tensors = any(arrays)
+    holding = [entry for entry, is_array in zip(items, arrays, strict=True) if is_array or holds_numbers(entry[1])]
     held = {id(item) for _, item in holding}
     leaves: Tree = {}
     trees: dict[str, Tree] = {}
-    for key, item in items:
-        is_numbers = has_tensors and number_list(key, item) is not None
-        if is_tensor(item) or is_numbers or id(item) not in held:
+    for (key, item), is_array in zip(items, arrays, strict=True):
+        if is_array or id(item) not in held or (has_tensors and number_list(key, item) is not None):
             leaves[str(key)] = item
             continue
         is_wrapper = key in WRAPPER_NAMES and isinstance(item, dict)
@@ -96,7 +96,7 @@ def layer_tree(value: Any, depth: int = 0, *, is_part: bool = False) -> Tree | N
         trees[str(key)] = inner
         leaves |= {f"{key}.{name}": leaf for name, leaf in inner.items()}
     # nests that hold one another grow with each level, from one tensor to any number of names
-    if len(leaves) > MOST_SHARED * len(set(map(id, leaves.values()))):
+    if len(leaves) > MOST_SHARED and len(leaves) > MOST_SHARED * len(set(map(id, leaves.values()))):
         return None
     is_network = any(map(is_tensor, leaves.values())) and not (len(trees) > 1 and copies(trees, is_part=is_part))
     are_several = _are_in_a_list(value, trees) or (
@@ -109,11 +109,8 @@ def has_others(item: Any, holding: Sequence[tuple[Any, Any]]) -> bool:
     """Tells whether other layers are among entries that hold numbers: parameters of a distribution are none beside
     those of another one.
     """
-    is_pair = _are_parameters(item)
-    return any(
-        other is not item and key not in _COLLECTIONS and not (is_pair and _are_parameters(other))
-        for key, other in holding
-    )
+    beside = (other for key, other in holding if other is not item and key not in _COLLECTIONS)
+    return any(not (_are_parameters(other) and _are_parameters(item)) for other in beside)
 
 
 def are_of_modules(holding: Sequence[tuple[Any, Any]]) -> bool:
@@ -184,11 +181,13 @@ def are_networks(trees: Mapping[str, Tree], *, of_modules: bool = False) -> bool
     >>> are_networks({"gru": layer, "gru_1": layer}), are_networks({"seed0": layer, "seed1": layer})
     (False, True)
     """
-    signatures = {_signature(tree) for tree in trees.values()}
-    if len(trees) < 2 or len(signatures) > 1:
+    is_list = all(map(str.isdigit, trees))
+    if len(trees) < 2 or not (is_list or all(map(_numbers_network, trees))):
         return False
-    if not all(map(str.isdigit, trees)):
-        return all(map(_numbers_network, trees))
+    if len({_signature(tree) for tree in trees.values()}) > 1:
+        return False
+    if not is_list:
+        return True
     names = {name for tree in trees.values() for name, leaf in tree.items() if is_tensor(leaf)}
     if of_modules or any("." in name for name in names):
         return not all(map(_KERAS_LEAF.fullmatch, names))

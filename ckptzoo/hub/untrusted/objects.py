@@ -219,7 +219,7 @@ def is_aside(key: Any, value: Any) -> bool:
 
 def is_extra_state(key: Any) -> bool:
     """Tells whether torch keeps under a key what ``Module.get_extra_state`` gives, which is any object."""
-    return isinstance(key, str) and key.rpartition(".")[2] == "_extra_state"
+    return isinstance(key, str) and key.endswith("_extra_state") and key.rpartition(".")[2] == "_extra_state"
 
 
 def is_settings_name(key: str) -> bool:

@@ -73,13 +73,18 @@ def about_weights(items: Sequence[tuple[Any, Any]]) -> dict[int, str]:
     return about
 
 
-def slots_in(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, None]:
+def slots_in(tensors: Mapping[str, Any]) -> dict[str, None]:
     """Return the tensors of a state dict that an optimiser keeps for others there, as programs of TensorFlow and Caffe2
     save them.
 
-    >>> list(slots_in({"fc/w": (2, 3), "fc/w/Adam": (2, 3), "fc/w/Adam_1": (2, 3), "beta1_power": ()}))
+    >>> weight = np.ones((2, 3))
+    >>> list(slots_in({"fc/w": weight, "fc/w/Adam": weight, "fc/w/Adam_1": weight, "beta1_power": np.array(0.9)}))
     ['fc/w/Adam', 'fc/w/Adam_1', 'beta1_power']
     """
+    every = "\0".join(tensors)
+    if "/" not in every and "_momentum" not in every:
+        return {}  # as in files of torch
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     found = {
         name: None
         for name, shape in shapes.items()

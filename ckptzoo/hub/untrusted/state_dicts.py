@@ -338,13 +338,13 @@ class _Search:
         tensors: dict[str, Any] = {}
         for key, item in items:
             name = self.key_text(key)
-            found = {} if is_extra_state(name) else self.tensors_of(name, item)
+            found = {} if name.endswith("_extra_state") and is_extra_state(name) else self.tensors_of(name, item)
             if not found:
                 self.add_fact((*path, name), item)
             if found.keys() & tensors.keys():
                 reject(self.location, "names", "every name once", "two keys that read the same")
             tensors |= found
-        if slots := slots_in({name: tuple(tensor.shape) for name, tensor in tensors.items()}):
+        if slots := slots_in(tensors):
             tensors = {name: tensor for name, tensor in tensors.items() if name not in slots}
             more = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
             self.leave_out_other(path, f"{OPTIMISER}: {next(iter(slots))}{more}")

@@ -134,7 +134,7 @@ class _Tree:
         if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE":
             return None
         if name not in ITEMSIZE:
-            got = {"V": "structured", "O": "rows of several lengths"}.get(dataset.dtype.kind, name)
+            got = {"V": "structured", "O": "rows of several lengths"}.get(dataset.dtype.kind, str(name))
             reject(self.location, f"dtype of {path!r}", "one of " + ", ".join(ITEMSIZE), got, dtype_step(got, _STEP))
         settings = dataset.id.get_create_plist()
         filters = [settings.get_filter(at)[0] for at in range(settings.get_nfilters())]

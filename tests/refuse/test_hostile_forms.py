@@ -173,7 +173,7 @@ def hdf5_cases(folder: Path) -> dict[str, tuple[bytes, str]]:
         "many": (many, "bytes of numbers"),
         "packed": (lambda file: file.create_dataset("w", data=np.zeros(2**24 + 2**20, "f4"), compression="gzip"), "bytes of numbers"),
         "filter": (filtered, "those of HDF5 itself"),
-        "complex": (lambda file: file.create_dataset("w", data=np.ones(3, complex)), "a state dict: names and tensors"),
+        "complex": (lambda file: file.create_dataset("w", data=np.ones(3, complex)), "got complex128"),
         "texts": (lambda file: file.create_dataset("w", data=["a", "b"]), "a state dict: names and tensors"),
         "empty": (lambda file: file.create_group("a"), "a state dict: names and tensors"),
     }  # fmt: skip

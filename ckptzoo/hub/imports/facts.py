@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -23,12 +23,13 @@ _MAX_DEPTH = 8
 _MAX_TEXT = 10_000
 
 
-def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) -> Row:
+def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False, shared: Collection[str] = ()) -> Row:
     """Return columns for the facts that have one, and ``extra`` with all others, nested by the dots in their names.
 
     Names are split at ``::`` and dots; mappings may be nested. Host names, addresses, process numbers, absolute paths
     and values that JSON lacks are left out. A row that ``export`` wrote is restored (``exported``). With ``percent``
-    accuracies go up to 100. Raises ``ZooError`` where an accuracy is no fraction from 0 to 1.
+    accuracies go up to 100. Figures under the names ``shared`` are of several checkpoints, and no columns. Raises
+    ``ZooError`` where an accuracy is no fraction from 0 to 1.
 
     >>> row_of({"optim::lr": 0.1, "test_acc": 0.5, "hostname": "n1"}, location="a")
     {'claimed_test_accuracy': 0.5, 'extra': {'optim': {'lr': 0.1}}}
@@ -37,9 +38,15 @@ def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) ->
         return {"extra": {}}
     if is_exported(facts):
         return exported_row(facts)
-    flat = {name: value for name, value in _flattened(facts) if not _is_private(name, value)}
+    flat = flattened(facts)
     row: Row = {}
+    own = {name: value for name, value in flat.items() if name.partition(".")[0] not in shared} if shared else flat
+    figures = columns_of(own) if shared else {}
     for column, (name, value) in columns_of(flat).items():
+        if shared and column.startswith("claimed_"):
+            if column not in figures:
+                continue
+            name, value = figures[column]
         row[column] = value
         del flat[name]
     accuracy = row.get("claimed_test_accuracy")
@@ -50,6 +57,11 @@ def row_of(facts: Mapping[str, Any], *, location: str, percent: bool = False) ->
         raise ZooError(Problem(location, "test accuracy", "a fraction from 0 to 1", f"{accuracy:g}", step))
     row["extra"] = nested(flat)
     return row
+
+
+def flattened(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts by dotted names, without what is private and what JSON lacks."""
+    return {name: value for name, value in _flattened(facts) if not _is_private(name, value)}
 
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:

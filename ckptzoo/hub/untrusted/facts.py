@@ -14,7 +14,8 @@ _NAMES = {
     "seed": ("seed", "random_seed", "manual_seed", "rng_seed", "model_seed", "ss_seed"),
     "wall_seconds": ("time_total_s", "time_total"),
     "dataset": ("dataset", "dataset_name"),
-    "epoch": ("epoch", "current_epoch", "epochs_trained", "epochs", "meta_epoch", "ss_epoch"),
+    # "epochs" is how long a run was to be as often as how long it was
+    "epoch": ("epoch", "current_epoch", "epochs_trained", "meta_epoch", "ss_epoch"),
 }
 """Columns, and what programs call them, the likeliest first, with other signs than letters and digits as ``_``.
 
@@ -24,6 +25,13 @@ _CROSS_ENTROPIES = ("test_nll", "nll_test", "test_cross_entropy")
 """Names that say which loss it is; others may be with smoothed labels, sums, or of another loss."""
 _WITHIN = ("claimed_test_accuracy", "claimed_test_loss")
 """Columns that are also found within other facts, as ``metrics.test_acc``."""
+_OF_ITSELF = {
+    "metric", "metrics", "result", "results", "eval", "evaluation", "evaluations", "stats", "statistics", "summary",
+    "log", "logs", "logged", "score", "scores", "performance", "final", "last", "end", "run", "model", "info", "meta",
+    "metadata", "measured", "test", "facts", "extra", "checkpoint", "config", "cfg", "params", "settings", "experiment",
+}  # fmt: skip
+"""Words around a figure that leave it one of these weights on the plain test set; under attack, of an average or the
+best of a training (``adv_test_acc``, ``ema.test_acc``) it is another figure."""
 _SETTINGS = {
     "config", "cfg", "conf", "args", "hparams", "hyper_parameters", "hyperparameters", "options", "settings", "params",
     "training_args", "train_config", "init_args", "meta",
@@ -59,12 +67,16 @@ def _meanings(name: str) -> tuple[tuple[str, int], ...]:
         for rank, word in enumerate(words):
             if plain == word:
                 made.append((column, 2 * rank))
-            elif column in _WITHIN and plain.endswith(f"_{word}") and "best" not in plain:
+            elif column in _WITHIN and plain.endswith(f"_{word}") and _OF_ITSELF.issuperset(_words_before(plain, word)):
                 made.append((column, 2 * rank + 1))
             elif column in _OF_SETTINGS and settings in _SETTINGS and _plain(inside) == word:
                 # of several settings the first, which are those nearest to the checkpoint
                 made.append((column, 2 * len(words)))
     return tuple(made)
+
+
+def _words_before(plain: str, word: str) -> list[str]:
+    return plain.removesuffix(f"_{word}").split("_")
 
 
 def _plain(name: str) -> str:

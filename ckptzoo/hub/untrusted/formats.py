@@ -249,8 +249,12 @@ NOT_READ = (
     # classic, with offsets of 64 bits, and with data of 64 bits
     FileForm("netcdf", "a netCDF file of version 3", "`CDF`", begins(b"CDF\x01", b"CDF\x02", b"CDF\x05"),
         step=_savez("{name: item.values for name, item in xarray.open_dataset(FILE).data_vars.items()}")),
-    FileForm("parquet", "a Parquet table", "`PAR1`", begins(b"PAR1")),
-    FileForm("arrow", "an Arrow table", "`ARROW1`", begins(b"ARROW1")),
+    FileForm("parquet", "a Parquet table", "`PAR1`", begins(b"PAR1"),
+        step="Save numbers as arrays: numpy.save('w.npy', pandas.read_parquet(FILE).to_numpy()), and say with --layout "
+             "which of them are which tensor."),
+    FileForm("arrow", "an Arrow table", "`ARROW1`", begins(b"ARROW1"),
+        step="Save numbers as arrays: numpy.save('w.npy', pandas.read_feather(FILE).to_numpy()), and say with --layout "
+             "which of them are which tensor."),
     FileForm("sqlite", "an SQLite database", "`SQLite format 3`", begins(b"SQLite format 3\0")),
     FileForm("lz4", "lz4-compressed bytes", "`04 22 4d 18`", begins(b"\x04\x22\x4d\x18"),
         step="Unpack it: lz4 -d FILE; of joblib: joblib.dump(joblib.load(FILE), 'net.joblib')."),

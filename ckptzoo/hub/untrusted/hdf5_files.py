@@ -18,6 +18,7 @@ from ckptzoo.hub.untrusted.errors import reject
 from ckptzoo.hub.untrusted.formats import FileForm
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.numpy_files import with_facts
+from ckptzoo.hub.untrusted.rules import dtype_step
 from ckptzoo.schema.architecture import ITEMSIZE
 
 _MAX_DEPTH, _MAX_ATTRIBUTES, _MAX_ATTRIBUTE = 64, 256, 1000
@@ -122,16 +123,19 @@ class _Tree:
         return self.array(item, path) if isinstance(item, self.h5py.Dataset) else None
 
     def array(self, dataset: Any, path: str) -> NDArray[Any] | None:
-        """Return the numbers of a dataset; None for texts and records."""
+        """Return the numbers of a dataset; None for texts, references and the axes of netCDF."""
         what = f"dataset {path!r}"
         if dataset.is_virtual or dataset.external:
             reject(self.location, what, "numbers in the file itself", "numbers in other files", _STEP)
         name, shape = dataset.dtype.name, dataset.shape
         # the axes of netCDF are arrays too, of the positions along them
-        if shape is None or dataset.dtype.kind not in "fiub" or dataset.attrs.get("CLASS") == b"DIMENSION_SCALE":
+        if shape is None or not _may_hold_numbers(self.h5py, dataset.dtype):
+            return None
+        if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE":
             return None
         if name not in ITEMSIZE:
-            reject(self.location, f"dtype of {path!r}", "one of " + ", ".join(ITEMSIZE), name, _STEP)
+            got = {"V": "structured", "O": "rows of several lengths"}.get(dataset.dtype.kind, str(name))
+            reject(self.location, f"dtype of {path!r}", "one of " + ", ".join(ITEMSIZE), got, dtype_step(got, _STEP))
         settings = dataset.id.get_create_plist()
         filters = [settings.get_filter(at)[0] for at in range(settings.get_nfilters())]
         if unknown := [number for number in filters if number not in _FILTERS]:
@@ -156,6 +160,12 @@ class _Tree:
             value = value.item() if isinstance(value, np.generic) else value
             if isinstance(value, str | bool | int | float) and len(str(value)) <= _MAX_ATTRIBUTE:
                 yield name, value
+
+
+def _may_hold_numbers(h5py: Any, dtype: Any) -> bool:
+    """Tells whether a dataset of a dtype has numbers: texts and references have none, records and rows may."""
+    rows = h5py.check_vlen_dtype(dtype)
+    return rows not in (str, bytes) and h5py.check_ref_dtype(dtype) is None and dtype.kind not in "SUmM"
 
 
 def _without_repeats(tree: dict[str, Any]) -> dict[str, Any]:

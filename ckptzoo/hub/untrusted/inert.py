@@ -136,6 +136,18 @@ class _JaxArray(Known):
         return array
 
 
+class _Persistent(Known):
+    """An object of NVIDIA's ``torch_utils.persistence`` (StyleGAN2-ADA, EDM): its class and its state are arguments."""
+
+    def __new__(cls, described_by: Any = None, *_: Any) -> Any:
+        facts = described_by.pairs if isinstance(described_by, Inert) else described_by
+        facts = facts if isinstance(facts, dict) else {}
+        made = class_named(f"persistent.{described(facts.get('class_name'))}")(described_by)
+        if isinstance(facts.get("state"), dict):
+            made.args, made.state = (), facts["state"]
+        return made
+
+
 class _Scalar(Known):
     """``numpy.core.multiarray.scalar``: one number."""
 
@@ -163,6 +175,7 @@ _KNOWN: dict[str, type[Any]] = {
     "torch._utils._rebuild_parameter_with_state": _First, "torch.nn.parameter.Parameter": _First,
     "torch._tensor._rebuild_from_type_v2": _RebuildFromType, "torch.Size": _First, "torch.device": _Device,
     "jax._src.array._reconstruct_array": _JaxArray, "numpy.dtype": DType,
+    "torch_utils.persistence._reconstruct_persistent_obj": _Persistent,
     **SPARSE,
 }  # fmt: skip
 for _core in ("numpy.core", "numpy._core"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ckptzoo.hub.untrusted import values
 from ckptzoo.hub.untrusted.objects import MAX_DEPTH, MAX_LEAVES, as_dict, is_aside, is_tensor, items_of, number_list
 from ckptzoo.hub.untrusted.tensor_forms import holds_numbers
 from ckptzoo.hub.untrusted.values import Numbers
@@ -25,14 +26,38 @@ WRAPPER_NAMES = {
 }  # fmt: skip
 _COPY_WORDS = {
     "ema", "target", "targets", "avg", "average", "averaged", "swa", "best", "old", "slow", "fast", "shadow", "polyak",
-    "online", "teacher", "student", "loc", "scale", "mean", "std", "sigma", "mu", "rho", "var", "logvar",
+    "online", "current", "teacher", "student",
 }  # fmt: skip
-"""Words of keys that hold another copy of the layers beside them: an average, a target, a deviation of each weight."""
+"""Words of keys that hold another copy of the layers beside them, such as an average or a target."""
+_PARAMETER_WORDS = {"loc", "scale", "mean", "std", "sigma", "mu", "rho", "var", "logvar"}
+"""Keys that hold one parameter of each weight's distribution, where nothing stands beside them: elsewhere they are the
+heads of a network, as of a variational autoencoder or a policy."""
 _COLLECTIONS = {"batch_stats", "state", "buffers", "stats", "constants", "cache"}
 """Names under which Flax and Haiku keep other parts of a network than its parameters."""
 _WORDS = re.compile(r"[^a-z0-9]+")
+_OF_A_NETWORK = re.compile(
+    r"(?:.*[^a-z])?(?:seed|run|trial|fold|split|repeat|replicate?|net|network|model|member|ensemble|estimator|learner|"
+    r"particle|sample|draw|chain|client|agent|worker|island|task|epoch|step|iter|iteration|round|gen|generation|ckpt|"
+    r"checkpoint|snapshot)s?[-_= ]?\d+(?:[-_ ].*)?"
+    r"|(?:.*[^a-z])?(?:seed|run|trial|fold|replicate?|member|particle|chain|client)[-_ ].+"
+)
+"""Keys that number or name networks: seeds, members, times of a run."""
+_OF_A_LAYER = re.compile(
+    r"[A-Z][A-Za-z0-9]*_\d+"  # as Flax names modules: Dense_0
+    r"|(?:.*[^a-z])?(?:layers?|blocks?|resblock|stage|h|fc|conv\d?d?|linear|lin|dense|gru|lstm|rnn|cell|attn|attention|mlp|"
+    r"hidden)[-_]?\d+"
+)
+"""Keys that number the layers of a network."""
+_KERAS_LEAF = re.compile(r"(?:.+\.)?vars\.\d+")
+"""The names of tensors in files of Keras 3, which hold one model each."""
+_NUMBERED = re.compile(r"(?=.*\d)(?=.*[^\d.]).*")
+"""Names of tensors with numbers in them, besides numbers alone, which are places in a list."""
 
 _KERAS_NORMALIZATION = re.compile(r"((?:.+\.)?batch_normalization(?:_\d+)?\.vars)\.[0-3]")
+_MAX_KEY = 100
+"""Characters of a key that are looked at."""
+MOST_SHARED = 16
+"""The largest number of names of a tensor, on average."""
 _OF_ONE_LAYER = 3
 """Tensors that one layer of a list may have."""
 
@@ -40,10 +65,11 @@ Tree = dict[str, Any]
 """Leaves by dotted names: tensors, and what else stands beside them in a layer."""
 
 
-def layer_tree(value: Any, depth: int = 0) -> Tree | None:
+def layer_tree(value: Any, depth: int = 0, *, is_part: bool = False) -> Tree | None:
     """Return the leaves of one network of layers within one another, by dotted names; None where it is anything else.
 
     A mapping with dotted names is a state dict by itself, and no layer. What is empty is a layer without parameters.
+    With ``is_part`` it is known to be no list of networks: other layers of the network stand beside it.
     """
     value = as_dict(value)
     if depth > MAX_DEPTH or not isinstance(value, dict | list | tuple):
@@ -53,22 +79,49 @@ def layer_tree(value: Any, depth: int = 0) -> Tree | None:
         return None
     if len({str(key) for key, _ in items}) < len(items):
         return None
-    has_tensors = any(is_tensor(item) for _, item in items)
+    arrays = [is_tensor(item) for _, item in items]
+    has_tensors = any(arrays)
+    holding = [entry for entry, is_array in zip(items, arrays, strict=True) if is_array or holds_numbers(entry[1])]
+    held = {id(item) for _, item in holding}
     leaves: Tree = {}
     trees: dict[str, Tree] = {}
-    for key, item in items:
-        is_numbers = has_tensors and number_list(key, item) is not None
-        if is_tensor(item) or is_numbers or not holds_numbers(item):
+    for (key, item), is_array in zip(items, arrays, strict=True):
+        if is_array or id(item) not in held or (has_tensors and number_list(key, item) is not None):
             leaves[str(key)] = item
             continue
         is_wrapper = key in WRAPPER_NAMES and isinstance(item, dict)
-        inner = None if is_wrapper else layer_tree(item, depth + 1)
+        inner = None if is_wrapper else layer_tree(item, depth + 1, is_part=is_part or has_others(item, holding))
         if inner is None or len(leaves) + len(inner) > MAX_LEAVES:
             return None
         trees[str(key)] = inner
         leaves |= {f"{key}.{name}": leaf for name, leaf in inner.items()}
-    is_network = any(map(is_tensor, leaves.values())) and not (len(trees) > 1 and copies(trees))
-    return leaves if is_network and not _are_in_a_list(value, trees) else None
+    # nests that hold one another grow with each level, from one tensor to any number of names
+    if len(leaves) > MOST_SHARED and len(leaves) > MOST_SHARED * len(set(map(id, leaves.values()))):
+        return None
+    is_network = any(map(is_tensor, leaves.values())) and not (len(trees) > 1 and copies(trees, is_part=is_part))
+    are_several = _are_in_a_list(value, trees) or (
+        not is_part and len(trees) == len(items) and are_networks(trees, of_modules=are_of_modules(holding))
+    )
+    return leaves if is_network and not are_several else None
+
+
+def has_others(item: Any, holding: Sequence[tuple[Any, Any]]) -> bool:
+    """Tells whether other layers are among entries that hold numbers: parameters of a distribution are none beside
+    those of another one.
+    """
+    beside = (other for key, other in holding if other is not item and key not in _COLLECTIONS)
+    return any(not (_are_parameters(other) and _are_parameters(item)) for other in beside)
+
+
+def are_of_modules(holding: Sequence[tuple[Any, Any]]) -> bool:
+    """Tells whether modules of torch gave the entries that hold numbers: they give each an OrderedDict."""
+    return all(isinstance(item, values.Mapping) for _, item in holding)
+
+
+def _are_parameters(value: Any) -> bool:
+    """Tells whether a value is a mapping of several parameters of a distribution."""
+    value = as_dict(value)
+    return isinstance(value, dict) and len(value) > 1 and _PARAMETER_WORDS.issuperset(value)
 
 
 def _are_in_a_list(value: Any, trees: Mapping[str, Tree]) -> bool:
@@ -82,14 +135,14 @@ def _are_in_a_list(value: Any, trees: Mapping[str, Tree]) -> bool:
     if isinstance(value, dict) and not all(any(map(str.isdigit, key)) for key in trees):
         return False
     fewest = min(sum(map(is_tensor, tree.values())) for tree in trees.values())
-    return fewest > _OF_ONE_LAYER and are_networks(list(trees.values()))
+    return fewest > _OF_ONE_LAYER and are_networks(trees)
 
 
-def copies(trees: Mapping[str, Tree]) -> list[dict[str, str]]:
+def copies(trees: Mapping[str, Tree], *, is_part: bool = False) -> list[dict[str, str]]:
     """Find the networks in which one key's layers are a copy of another's, such as an average of them.
 
     Each result maps the keys of a network to the key that gives its tensors their names; the list is empty where
-    no key is a copy.
+    no key is a copy. With ``is_part`` other layers stand beside all of them.
 
     >>> import numpy as np
     >>> layer = {"linear.w": np.ones(2)}
@@ -101,27 +154,59 @@ def copies(trees: Mapping[str, Tree]) -> list[dict[str, str]]:
     for key, signature in signatures.items():
         groups.setdefault(signature, []).append(key)
     copied = [keys for keys in groups.values() if len(keys) > 1 and any(map(is_copy_name, keys))]
+    if not copied and not is_part:
+        copied = [keys for keys in groups.values() if len(keys) > 1 and _PARAMETER_WORDS.issuperset(keys)]
+        if any(key not in _COLLECTIONS and not any(key in keys for keys in copied) for key in trees):
+            return []
     if not copied:
         return []
     shared = [key for key in trees if key in _COLLECTIONS and not any(key in keys for keys in copied)]
     found: list[dict[str, str]] = []
     for keys in copied:
-        first = next((key for key in keys if not is_copy_name(key)), keys[0])
+        first = next((key for key in keys if not is_copy_name(key) and key not in _PARAMETER_WORDS), keys[0])
         beside = {key: key for key in shared}
         found += [{key: first, **beside} for key in keys]
     alone = [key for key in trees if key not in shared and not any(key in keys for keys in copied)]
     return found + [{key: key} for key in alone]
 
 
-def are_networks(trees: Sequence[Tree]) -> bool:
-    """Tell whether layers within one another that stand side by side are a network each.
+def are_networks(trees: Mapping[str, Tree], *, of_modules: bool = False) -> bool:
+    """Tell whether layers within one another that stand side by side, by their keys, are a network each.
 
-    All must have the same tensors, of several layers: members of an ensemble, and no equal layers.
+    All must have the same tensors. In a mapping the keys say it: those that number networks, such as seeds. Where they
+    do not, layers of equal shapes are one network, as those of other shapes are. In a list they are networks if they
+    have several layers, or with ``of_modules``: modules gave their tensors, and not jax those of a layer.
+
+    >>> layer = {"w": np.ones((3, 3)), "b": np.ones(3)}
+    >>> are_networks({"gru": layer, "gru_1": layer}), are_networks({"seed0": layer, "seed1": layer})
+    (False, True)
     """
-    signatures = {_signature(tree) for tree in trees}
-    names = {name for tree in trees for name, leaf in tree.items() if is_tensor(leaf)}
-    has_layers = any("." in name for name in names) or not names <= LEAF_NAMES | {"0", "1"}
-    return len(trees) > 1 and len(signatures) == 1 and has_layers
+    is_list = all(map(str.isdigit, trees))
+    if len(trees) < 2 or not (is_list or all(map(_numbers_network, trees))):
+        return False
+    if len({_signature(tree) for tree in trees.values()}) > 1:
+        return False
+    if not is_list:
+        return True
+    names = {name for tree in trees.values() for name, leaf in tree.items() if is_tensor(leaf)}
+    if of_modules or any("." in name for name in names):
+        return not all(map(_KERAS_LEAF.fullmatch, names))
+    # a layer has a few tensors, in a list or by names without numbers: those of networks without layers are W1, b1, W2
+    is_layer = len(names) <= _OF_ONE_LAYER and not any(map(_NUMBERED.fullmatch, names))
+    return not is_layer and not names <= LEAF_NAMES
+
+
+def _numbers_network(key: str) -> bool:
+    return _OF_A_NETWORK.fullmatch(key.lower()[:_MAX_KEY]) is not None
+
+
+def numbers_layer(key: str) -> bool:
+    """Tells whether a key numbers the layers of a network.
+
+    >>> numbers_layer("block_3"), numbers_layer("Dense_0"), numbers_layer("encoder")
+    (True, True, False)
+    """
+    return _OF_A_LAYER.fullmatch(key[:_MAX_KEY]) is not None
 
 
 @lru_cache(maxsize=1024)
@@ -172,7 +257,7 @@ def signature(value: Any) -> dict[str, tuple[int, ...]]:
         return {}
     items = list(islice(items_of(value), MAX_LEAVES))
     flat = {str(key): tuple(item.shape) for key, item in items if isinstance(item, Numbers | np.ndarray)}
-    return flat if len(flat) == len(items) else dict(_signature(layer_tree(value) or {}))
+    return flat if len(flat) == len(items) else dict(_signature(layer_tree(value, is_part=True) or {}))
 
 
 def is_copy_name(key: str) -> bool:

@@ -78,18 +78,20 @@ def with_facts(items: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_texts(content: bytes | memoryview) -> list[str] | None:
-    """Return a short array of texts; None for any other array."""
+def _read_texts(content: bytes | memoryview) -> list[str] | bytes | None:
+    """Return a short array of texts, or the bytes of one with long texts; None for any other array."""
     stream = stream_of(content)
     try:
         shape, _, dtype = _read_header(stream)
     except Exception:  # as in read_npy, which names what is wrong
         return None
-    if dtype.kind != "U" or len(shape) > 1 or prod(shape) > _MAX_TEXTS or not 0 < dtype.itemsize <= _MAX_TEXT_BYTES:
+    nbytes, start = prod(shape) * dtype.itemsize, stream.tell()
+    if dtype.kind not in "US" or len(shape) > 1 or prod(shape) > _MAX_TEXTS or len(content) - start != nbytes:
         return None
-    if len(content) - stream.tell() != prod(shape) * dtype.itemsize:
-        return None
-    return [str(text) for text in np.atleast_1d(np.frombuffer(content, dtype, offset=stream.tell()))]
+    if not 0 < dtype.itemsize <= _MAX_TEXT_BYTES:  # as TensorFlow's graph of objects
+        return bytes(content[start:])
+    texts = np.frombuffer(content, dtype, offset=start)
+    return [text.decode("latin-1") if isinstance(text, bytes) else str(text) for text in texts]
 
 
 def read_npy(

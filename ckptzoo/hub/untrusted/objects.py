@@ -203,7 +203,9 @@ def is_container(value: Any) -> bool:
 
 
 def is_aside(key: Any, value: Any) -> bool:
-    """Tells whether an entry is the state of an optimiser or of a scheduler, settings, or masks."""
+    """Tells whether an entry is the state of an optimiser or of a scheduler, settings, masks, or beside the tensors."""
+    if is_extra_state(key):
+        return True
     if isinstance(value, _READ):  # most entries
         if not isinstance(key, str) or str(value.dtype) not in ("uint8", "uint32"):
             return False
@@ -213,6 +215,11 @@ def is_aside(key: Any, value: Any) -> bool:
         return True
     name = key.lower()[:200] if isinstance(key, str) else ""
     return is_container(value) and (is_settings_name(name) or bool(_MASK_NAMES.search(name)))
+
+
+def is_extra_state(key: Any) -> bool:
+    """Tells whether torch keeps under a key what ``Module.get_extra_state`` gives, which is any object."""
+    return isinstance(key, str) and key.endswith("_extra_state") and key.rpartition(".")[2] == "_extra_state"
 
 
 def is_settings_name(key: str) -> bool:

@@ -1,7 +1,7 @@
 """Tells what looks like a state dict and is no network: states of training, statistics, masks, figures, moments."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -104,6 +104,11 @@ def is_mask(
                 return False
             has_zeros, has_ones = has_zeros or bool(zeros.any()), has_ones or bool(ones.any())
     return has_zeros and has_ones
+
+
+def has_statistics(names: Iterable[str]) -> bool:
+    """Tell whether names are those of a network that counted batches, which a mask has not."""
+    return any(name.endswith(("running_var", "num_batches_tracked")) for name in names)
 
 
 def _last_word(name: str) -> str:

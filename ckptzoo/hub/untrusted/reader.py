@@ -28,7 +28,7 @@ from ckptzoo.hub.untrusted.errors import reject, reject_without_network
 from ckptzoo.hub.untrusted.forms import FORMS
 from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.objects import is_tensor
-from ckptzoo.hub.untrusted.other_contents import MASK, is_mask
+from ckptzoo.hub.untrusted.other_contents import MASK, has_statistics, is_mask
 from ckptzoo.hub.untrusted.protocol import (
     DESCRIPTORS,
     LENGTH_BYTES,
@@ -125,7 +125,11 @@ class _Answer:
     def _without_masks(self, results: list[WorkerResult], location: str) -> list[WorkerResult]:
         """Return the state dicts that are no masks; the others name these as left out."""
         name = location.rpartition("/")[2]
-        masks = [item for item in results if is_mask([self.arrays[at] for at in item.tensor_indices], name)]
+        masks = [
+            item
+            for item in results
+            if not has_statistics(item.names) and is_mask([self.arrays[at] for at in item.tensor_indices], name)
+        ]
         if not masks:
             return results
         left_out = tuple(f"{item.key}: {MASK}" if item.key else MASK for item in masks)

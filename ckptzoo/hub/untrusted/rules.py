@@ -27,7 +27,8 @@ _CODE_MODULES = {
 VIEWS_STEP = "Save tensors that overlap as their own copies: x.clone()."
 TENSOR_STEP = "Save dense tensors: x.dequantize(), x.to_dense(), x.data.clone()."
 _OTHER_DTYPE_STEPS = {
-    "complex": "Save its parts as real numbers: torch.view_as_real(x).",
+    "complex": "Save its parts as real numbers: torch.view_as_real(x), or x.real and x.imag.",
+    "structured": 'Save its fields as arrays of their own: x["name"].',
     "float8": "Save it in a dtype that holds its numbers: x.to(torch.float16).",
     "float4": "Save it in a dtype that holds its numbers: x.to(torch.float16).",
 }
@@ -38,13 +39,13 @@ _STEPS = {
 _NOT_LISTED = 5
 
 
-def dtype_step(dtype: str) -> str:
-    """Return the next step for a tensor of a dtype that no zoo holds.
+def dtype_step(dtype: str, other: str = TENSOR_STEP) -> str:
+    """Return the next step for a tensor of a dtype that no zoo holds, ``other`` where nothing is known of it.
 
-    >>> dtype_step("complex64")
-    'Save its parts as real numbers: torch.view_as_real(x).'
+    >>> dtype_step("structured")
+    'Save its fields as arrays of their own: x["name"].'
     """
-    return next((step for word, step in _OTHER_DTYPE_STEPS.items() if word in dtype.lower()), TENSOR_STEP)
+    return next((step for word, step in _OTHER_DTYPE_STEPS.items() if word in dtype.lower()), other)
 
 
 def is_allowed(name: str) -> bool:

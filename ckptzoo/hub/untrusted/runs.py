@@ -10,8 +10,8 @@ _STEP_WORDS = "global_?steps?|steps?|iterations?|iters?|itr?|updates?|kimg"
 _SAVE_WORDS = "checkpoints?|ckpts?|chkpts?|chk|cp|snapshots?|snap|rounds?|levels?"
 _EPOCH_WORDS = "epochs?|ep"
 _TIME = re.compile(
-    rf"(?:^|(?<=[-_. =]))(?:(?P<step>{_STEP_WORDS})|(?P<save>{_SAVE_WORDS})|(?P<epoch>{_EPOCH_WORDS}))"
-    r"[-_= .]?(?P<number>\d{1,12}(?:\.\d+)?[km]?)(?=$|[-_. ])"
+    rf"(?:^|(?<=[-_. =,]))(?:(?P<step>{_STEP_WORDS})|(?P<save>{_SAVE_WORDS})|(?P<epoch>{_EPOCH_WORDS}))"
+    r"[-_= .]?(?P<number>\d{1,12}(?:\.\d+)?(?:[km]|e\d)?)(?=$|[-_. ,])"
     rf"|(?:^|(?<=[-_. ]))(?P<before>\d{{1,12}}[km]?)[-_ ]?(?:(?P<steps>{_STEP_WORDS})|(?P<epochs>{_EPOCH_WORDS}))"
     r"(?![-_= .]?\d)(?=$|[-_. ])",
     re.IGNORECASE,
@@ -47,8 +47,8 @@ _PLAIN_NAMES = {
 """Names of files and folders that say nothing about a run."""
 _NATURAL = re.compile(r"[0-9]{1,18}")
 _OF_A_RUN = re.compile(
-    r"(?:^|(?<=[-_. =/]))(?P<word>(?:random[-_ ]?)?seed|fold|split|repeat|client|rank|level|round)[-_= .]?"
-    r"(?P<number>[0-9]{1,9})(?=$|[-_. /])",
+    r"(?:^|(?<=[-_. =,/]))(?P<word>(?:random[-_ ]?)?seed|fold|split|repeat|client|rank|level|round)[-_= .]?"
+    r"(?P<number>[0-9]{1,9})(?=$|[-_. ,/])",
     re.IGNORECASE,
 )
 """A number beside a word that says which run of several it is."""
@@ -56,7 +56,8 @@ _RANK = {"step": 0, "steps": 0, "save": 1, "epoch": 2, "epochs": 2}
 _UNSUITABLE = re.compile(r"[^A-Za-z0-9._=,@+-]+")
 _SUITABLE = "._=,@+-"
 STEP_FACTS = (
-    "global_step", "step", "iteration", "iter", "n_iter", "num_steps", "current_step", "ss_steps", "round",
+    "global_step", "step", "iteration", "iter", "n_iter", "iter_num", "global_steps", "num_steps", "current_step",
+    "current_iter", "ss_steps", "round",
 )  # fmt: skip
 """Names of a checkpoint's number of optimiser steps in programs, the likeliest first."""
 _STEP_FACTS = frozenset(STEP_FACTS)
@@ -105,7 +106,7 @@ def run_of(path: str) -> Run:
         rest = _FIGURE.sub("", _TIME.sub("", name)) if matches else name
         rest = _MOMENT.sub("", rest)
         is_part = is_part or rest != name
-        rest = re.sub(r"[-_. =]{2,}", lambda item: item[0][0], rest).strip("-_. =")
+        rest = re.sub(r"[-_. =,]{2,}", lambda item: item[0][0], rest).strip("-_. =,")
         if matches and _NATURAL.fullmatch(rest) and matches[0]["step"] is None and matches[0]["number"] is not None:
             # fairseq: checkpoint_3_15000, of the epoch and the updates
             found[-len(matches) :] = [("epoch", _number(matches[0]["number"])), ("step", float(rest))]
@@ -131,7 +132,7 @@ def without_plain_name(name: str) -> str:
 
 
 def _number(text: str) -> float:
-    """Parse ``40`` or ``2000k``, which is two million."""
+    """Parse ``40``, ``1e5``, or ``2000k``, which is two million."""
     times = _THOUSANDS.get(text[-1].lower(), 1)
     return float(text if times == 1 else text[:-1]) * times
 
@@ -140,7 +141,11 @@ def without_suffixes(path: str) -> str:
     """Return a path without the suffix of a checkpoint, and without that of the ImageNet example, ``.pth.tar``."""
     start = path.rpartition("/")[0]
     name = path[len(start) + 1 :] if start else path
-    stem = name[:-8] if name.lower().endswith(".pth.tar") else name.rpartition(".")[0]
+    stem, _, suffix = name.rpartition(".")
+    if name.lower().endswith(".pth.tar"):
+        stem = name[:-8]
+    elif suffix.isdecimal():  # a number's digits: lr0.1
+        stem = name
     return (f"{start}/" if start else "") + (stem or name)
 
 

@@ -16,7 +16,7 @@ from ckptzoo.format.header import Entry, header_length, numpy_dtype, read_header
 from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network, with_next_step
 from ckptzoo.hub.untrusted.formats import FileForm
 from ckptzoo.hub.untrusted.limits import Limits
-from ckptzoo.hub.untrusted.other_contents import MASK, MOMENTS, is_mask, other_content
+from ckptzoo.hub.untrusted.other_contents import MASK, MOMENTS, has_statistics, is_mask, other_content
 from ckptzoo.hub.untrusted.results import Fact, StateDict
 from ckptzoo.schema.architecture import name_problem
 from ckptzoo.schema.documents import parse
@@ -58,7 +58,7 @@ def read_state_dict(
     what = other_content({key: _name_of(array.dtype) for key, array in arrays.items()})
     if with_moments and what == MOMENTS:
         what = None
-    if what is not None or is_mask(list(arrays.values()), name, loaded):
+    if what is not None or (not has_statistics(arrays) and is_mask(list(arrays.values()), name, loaded)):
         reject_without_network(location, what or MASK, "Leave it out.")
     facts: dict[str, Fact] = {}
     left_out: list[str] = []

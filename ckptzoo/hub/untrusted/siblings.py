@@ -35,6 +35,11 @@ _PARAMETERS = {"params", "parameters", "weights", "theta"}
 _TWO_MOMENTS = (("mu", "nu"), ("m", "v"))
 """Names that optax and other programs give the first and the second moment."""
 _TIMES = re.compile(r"(?:\w+_)?(epoch|step|iteration|iter)s?")
+_SLOT = re.compile(
+    r"(.+?)(?:/(?:Adam|AdamW|LAMBOptimizer|Momentum|RMSProp|Adagrad|Adadelta|Ftrl|adam_[mv])(?:_\d)?(?::0)?|_momentum)"
+)
+"""The names that an optimiser gives to numbers for the tensor of the first group."""
+_OF_SLOTS = re.compile(r"(?:^|/)(?:beta[12]_power(?:_\d+)?|global_step)$|(?:^|/)optimizer/")
 _MANY = 4
 """Fewer tensors within one another than these may be a layer of a network."""
 
@@ -68,6 +73,29 @@ def about_weights(items: Sequence[tuple[Any, Any]]) -> dict[int, str]:
     return about
 
 
+def slots_in(tensors: Mapping[str, Any]) -> dict[str, None]:
+    """Return the tensors of a state dict that an optimiser keeps for others there, as programs of TensorFlow and Caffe2
+    save them.
+
+    >>> weight = np.ones((2, 3))
+    >>> list(slots_in({"fc/w": weight, "fc/w/Adam": weight, "fc/w/Adam_1": weight, "beta1_power": np.array(0.9)}))
+    ['fc/w/Adam', 'fc/w/Adam_1', 'beta1_power']
+    """
+    every = "\0".join(tensors)
+    if "/" not in every and "_momentum" not in every:
+        return {}  # as in files of torch
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    found = {
+        name: None
+        for name, shape in shapes.items()
+        if ".OPTIMIZER_SLOT/" in name
+        or ((matched := _SLOT.fullmatch(name)) is not None and shapes.get(matched[1]) == shape)
+    }
+    if found:
+        found |= {name: None for name, shape in shapes.items() if not shape and _OF_SLOTS.search(name)}
+    return found if len(found) < len(shapes) else {}
+
+
 def said_of_file(stem: str) -> str:
     """Tell what a file's name says about its relation to weights, where it holds none itself; empty where it says
     nothing of the kind.
@@ -94,8 +122,15 @@ def _is_about(meaning: str, own: Mapping[str, Any], weights: Mapping[str, Mappin
 
 
 def _have(own: Mapping[str, Any], weights: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Tells whether one of the entries that wrap weights has tensors; modules of a network beside others are none."""
-    return any(own.items() <= other.items() for key, other in weights.items() if key in WRAPPER_NAMES | _PARAMETERS)
+    """Tells whether one of the entries that wrap weights has tensors; modules of a network beside others are none, and
+    state dicts are no modules.
+    """
+    is_dotted = any("." in name for name in own)
+    return any(
+        own.items() <= other.items()
+        for key, other in weights.items()
+        if is_dotted or key in WRAPPER_NAMES | _PARAMETERS
+    )
 
 
 def completed(states: list[State], lists: Mapping[Path, Sequence[Any]]) -> dict[Path, str]:

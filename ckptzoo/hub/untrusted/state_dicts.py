@@ -10,11 +10,16 @@ import numpy as np
 from ckptzoo.hub.untrusted.errors import name_error, reject, reject_without_network
 from ckptzoo.hub.untrusted.layer_trees import (
     LEAF_NAMES,
+    MOST_SHARED,
     WRAPPER_NAMES,
     are_networks,
+    are_of_modules,
     copies,
+    has_others,
+    is_copy_name,
     layer_tree,
     side_by_side,
+    signature,
     statistics_in,
 )
 from ckptzoo.hub.untrusted.limits import Limits
@@ -23,6 +28,7 @@ from ckptzoo.hub.untrusted.objects import (
     as_dict,
     describe,
     is_aside,
+    is_extra_state,
     is_figure_name,
     is_module,
     is_settings_name,
@@ -45,6 +51,7 @@ from ckptzoo.hub.untrusted.siblings import (
     is_dense,
     is_list_of,
     is_natural,
+    slots_in,
     times_of,
 )
 from ckptzoo.hub.untrusted.tensor_forms import holds_numbers, unread_form
@@ -59,6 +66,10 @@ _MAX_LIST = 64
 """Scalars of a list that is a fact, each of at most ``_MAX_NAME`` characters."""
 _MAX_NAME = 100
 _MAX_LEFT_OUT = 64
+_ALWAYS_NAMED = 4096
+"""Names that few tensors may have in any case."""
+_IN_A_LIST = (dict, Inert, int, float, str, type(None))
+"""Items of lists of networks, and of tuples of a network and what is known about it."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +138,7 @@ def _may_hold_weights(key: Any, value: Any, depth: int = 0) -> bool:
 
 def _may_be_layers(key: Any, value: Any) -> bool:
     """Tells whether an entry is a tensor, or a list of tensors, and no figures."""
-    return not is_figure_name(key) and (is_tensor(value) or layer_tree(value) is not None)
+    return not is_figure_name(key) and (is_tensor(value) or layer_tree(value, is_part=True) is not None)
 
 
 def _facts_near(
@@ -162,6 +173,7 @@ class _Search:
         self.facts: dict[tuple[str, ...], Fact] = {}
         self.left_out: list[str] = []
         self.enclosing: set[int] = set()
+        self.distinct: set[int] = set()
         self.modules: set[int] = set()
         self.contains_known: dict[int, bool] = {}
         self.name_count = self.opened = self.mappings_of_facts = self.other_contents = 0
@@ -228,8 +240,18 @@ class _Search:
             taken = {at for at in inside if not isinstance(value, Inert) or _may_be_layers(*items[at])}
             self.add_state(path, [items[at] for at in sorted(taken)])
         for at, (key, item) in enumerate(items):
+            if key == "callbacks" and at in aside:
+                self.add_averages(item, path)
             if at not in (taken or ()) and at not in named:
                 self.add_entry(path, key, item)
+
+    def add_averages(self, callbacks: Any, path: tuple[str, ...]) -> None:
+        """Add the averages of a network that callbacks of its trainer keep, as those of Lightning."""
+        networks = [signature(tensors) for _, tensors, _ in self.states]
+        for _, kept in items_of(as_dict(callbacks)):
+            for key, item in items_of(as_dict(kept)):
+                if isinstance(key, str) and is_copy_name(key) and signature(item) in networks:
+                    self.add_state((*path, key), items_of(as_dict(item)))
 
     def add_layers(
         self,
@@ -241,7 +263,10 @@ class _Search:
     ) -> set[int] | None:
         """Add the networks whose layers the items are; None where they are no layers."""
         keys = {at: str(items[at][0]) for at in holding}
-        trees = {keys[at]: tree for at in holding if (tree := layer_tree(inside[at], depth + 1)) is not None}
+        held = set(holding)
+        beside = [(items[at][0], item) for at, item in inside.items() if at in held or is_tensor(item)]
+        read = {keys[at]: layer_tree(inside[at], depth + 1, is_part=has_others(inside[at], beside)) for at in holding}
+        trees = {key: tree for key, tree in read.items() if tree is not None}
         # one key with layers inside it wraps them where facts stand beside it, and is their name where it is alone
         is_wrapped = len(holding) == 1 < len(inside) and not any(map(is_tensor, inside.values()))
         first = str(items[holding[0]][0]) if holding else ""
@@ -260,7 +285,8 @@ class _Search:
                 ]
                 self.add_state((*path, first), named)
             return set(holding)
-        if any(items[at][0] in WRAPPER_NAMES for at in holding) or are_networks(list(trees.values())):
+        of_modules = are_of_modules([(key, inside[at]) for at, key in keys.items()])
+        if any(items[at][0] in WRAPPER_NAMES for at in holding) or are_networks(trees, of_modules=of_modules):
             return None
         whole = layer_tree({items[at][0]: item for at, item in inside.items()}, depth)
         if whole is None:
@@ -294,7 +320,7 @@ class _Search:
             items = [(key, item) for key, item in items_of(value) if not is_aside(key, item)]
             if (isinstance(value, dict) and any(is_tensor(item) for _, item in items)) or side_by_side(value):
                 self.contains_known[id(value)] = True
-            elif isinstance(value, dict | Inert) or all(isinstance(item, dict | Inert | None) for _, item in items):
+            elif isinstance(value, dict | Inert) or all(isinstance(item, _IN_A_LIST) for _, item in items):
                 self.contains_known[id(value)] = any(self.contains_state(item, depth + 1) for _, item in items)
         return self.contains_known[id(value)]
 
@@ -312,12 +338,16 @@ class _Search:
         tensors: dict[str, Any] = {}
         for key, item in items:
             name = self.key_text(key)
-            found = self.tensors_of(name, item)
+            found = {} if name.endswith("_extra_state") and is_extra_state(name) else self.tensors_of(name, item)
             if not found:
                 self.add_fact((*path, name), item)
             if found.keys() & tensors.keys():
                 reject(self.location, "names", "every name once", "two keys that read the same")
             tensors |= found
+        if slots := slots_in(tensors):
+            tensors = {name: tensor for name, tensor in tensors.items() if name not in slots}
+            more = f" and {len(slots) - 1} more" if len(slots) > 1 else ""
+            self.leave_out_other(path, f"{OPTIMISER}: {next(iter(slots))}{more}")
         dtypes = {name: str(tensor.dtype) for name, tensor in tensors.items()}
         if unknown := next((name for name, dtype in dtypes.items() if dtype not in ITEMSIZE), None):
             expected, dtype = "one of " + ", ".join(ITEMSIZE), dtypes[unknown]
@@ -337,6 +367,11 @@ class _Search:
         if self.name_count > self.limits.tensors or len(self.states) >= self.limits.states:
             expected = f"at most {self.limits.tensors} names in {self.limits.states} state dicts"
             reject(self.location, "content", expected, f"{self.name_count} names in {len(self.states) + 1}, or more")
+        self.distinct.update(map(id, tensors.values()))
+        # nests that hold one another grow with each level, from one tensor to any number of names
+        if self.name_count > max(_ALWAYS_NAMED, MOST_SHARED * len(self.distinct)):
+            expected = f"at most {MOST_SHARED} names of a tensor on average"
+            reject(self.location, "content", expected, f"{self.name_count} names of {len(self.distinct)}")
         self.states.append((path, tensors, buffers))
 
     def tensors_of(self, name: str, item: Any) -> dict[str, Any]:
@@ -351,7 +386,9 @@ class _Search:
             return {}
         if (numbers := number_list(name, item)) is not None:
             return {name: numbers}
-        leaves = {f"{name}.{inner}": leaf for inner, leaf in (layer_tree(item) or {}).items() if is_tensor(leaf)}
+        leaves = {
+            f"{name}.{inner}": leaf for inner, leaf in (layer_tree(item, is_part=True) or {}).items() if is_tensor(leaf)
+        }
         return {inner: leaf for name, item in leaves.items() for inner, leaf in self.tensors_of(name, item).items()}
 
     def refuse_form(self, name: str, form: str) -> None:

@@ -313,7 +313,7 @@ class DType:
     @property
     def numpy_name(self) -> str:
         """A key of ``ITEMSIZE``, or another description."""
-        return _NUMPY_CODES.get(self.text, self.text)
+        return _NUMPY_CODES.get(self.text) or {"c8": "complex64", "c16": "complex128"}.get(self.text, self.text)
 
     @property
     def numpy(self) -> np.dtype[Any]:

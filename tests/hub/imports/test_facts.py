@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckptzoo
-from ckptzoo.hub.imports import import_zoo
+from ckptzoo.hub.imports import Options, import_zoo
 from ckptzoo.hub.imports.adapters.adapter import identifier
+from ckptzoo.hub.imports.adapters.files import _Reading  # pyright: ignore[reportPrivateUsage]
 from ckptzoo.hub.imports.adapters.side_files import SideFiles
 from ckptzoo.hub.imports.facts import row_of
 from ckptzoo.hub.imports.opened import OpenedSource
@@ -121,6 +122,48 @@ def test_facts_beside_files_go_to_their_files_the_nearest_first(tmp_path: Path) 
     assert {item.path for item in found.passed_over} == {"run/notes.json", "run/tokenizer.json", "run/hparams.json"}
 
 
+@settings(max_examples=examples(60, 15), deadline=None)
+@given(
+    words=st.lists(st.sampled_from(["metrics", "final", "eval", "adv", "ema", "best", "pgd", "robust"]), max_size=2),
+    mark=st.sampled_from([".", "/", "_", "::"]),
+)
+def test_figures_of_other_weights_or_inputs_are_no_claims(words: list[str], mark: str) -> None:
+    row = row_of({mark.join([*words, "test_acc"]): 0.5, "epochs": 90}, location="a")
+    is_plain = not {"adv", "ema", "best", "pgd", "robust"}.intersection(words)
+    assert row.get("claimed_test_accuracy") == (0.5 if is_plain else None)
+    assert "epoch" not in row and row["extra"]["epochs"] == 90
+
+
+@settings(max_examples=examples(60, 15), deadline=None)
+@given(
+    count=st.integers(1, 3),
+    place=st.sampled_from(["", "seed3/", "seed3/b/"]),
+    run=st.sampled_from(["seed3", "exp.seed3"]),
+    name=st.sampled_from(["metrics", "results", "config"]),
+    others=st.sampled_from([(), ("optimizer.pt", "rng_state_0.pth"), ("net-00002-of-00002.safetensors",)]),
+)
+def test_figures_of_a_folder_are_claims_of_its_only_network_and_a_seed_in_a_path_is_nearer_than_settings_around_it(
+    tmp_path_factory: pytest.TempPathFactory, count: int, place: str, run: str, name: str, others: tuple[str, ...]
+) -> None:
+    root = tmp_path_factory.mktemp("sides")
+    names = [
+        f"{'net-00001-of-00002.safetensors' if at == 0 and 'net' in str(others) else f'n{at}.pt'}"
+        for at in range(count)
+    ]
+    for path in (*names, *others):
+        file = root / run / "b" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"\x80\x04N.")  # a pickle
+    (root / f"{place.replace('seed3', run)}{name}.json").write_text(json.dumps({"test_acc": 0.5, "seed": 8, "lr": 0.1}))
+    reading = _Reading.of("runs", Options(), SideFiles(OpenedSource(FolderSource(root))))
+    for path in names:
+        row = reading.found(f"{run}/b/{path}", 4, list, "").row
+        assert row.get("claimed_test_accuracy") == (0.5 if count == 1 else None)
+        assert row["extra"][name]["lr"] == 0.1 and (count == 1 or row["extra"][name]["test_acc"] == 0.5)
+        # results are no settings, whose seeds are a column
+        assert row["seed"] == (8 if place and name == "config" else 3)
+
+
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
@@ -128,7 +171,7 @@ def test_facts_beside_files_go_to_their_files_the_nearest_first(tmp_path: Path) 
         ("random_seed-7.pt", {"seed": 7}),
         ("round_3/client_07.pt", {"round": 3, "client": 7}),
         ("unfolded_3/seeds.pt", {}),
-        ("Seed=12,lr.pt", {}),
+        ("Seed=12,lr.pt", {"seed": 12}),
         ("a_split2_b.safetensors", {"split": 2}),
     ],
 )

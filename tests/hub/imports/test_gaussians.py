@@ -79,6 +79,62 @@ def test_what_is_not_known_of_a_constraint_is_said() -> None:
     assert gaussian_of(heads, {}, "a.pt") is None  # layers of an autoencoder
 
 
+@settings(max_examples=examples(60, 12), deadline=None)
+@given(
+    kind=st.sampled_from(["mu/rho", "mu/log_sigma"]),
+    beside=st.lists(st.sampled_from(["blitz", "eps", "before", "prior", "norm", "bias"]), unique=True, max_size=3),
+)
+def test_what_layers_that_draw_their_weights_keep_beside_them(kind: str, beside: list[str]) -> None:
+    made, expected = gaussian(kind)
+    for name, shape in SHAPES.items():
+        module, _, last = name.rpartition(".")
+        made |= {
+            f"{key}": array
+            for word, keys in {
+                "blitz": {f"{name}_sampler.{part}": made[f"{name}_{part}"] for part in kind.split("/")}
+                | {f"{name}_sampler.eps_w": DRAW.standard_normal(shape)},
+                "eps": {f"{name}_eps": DRAW.standard_normal(shape)},
+                "before": {f"{module}.eps_{last}": DRAW.standard_normal(shape)},
+                "prior": {f"{module}.prior_{last}_mu": np.zeros(shape), f"{module}.prior_{last}_sigma": np.ones(shape)},
+            }.items()
+            if word in beside
+            for key, array in keys.items()
+        }
+    made |= {"1.weight": np.ones(6), "1.running_var": np.ones(6)} if "norm" in beside else {}
+    made |= {"2.bias": np.ones(3)} if "bias" in beside else {}
+    if "bias" in beside and kind == "mu/rho":  # of a layer whose weights have deviations
+        with pytest.raises(ZooError, match="a mean and a deviation of each tensor"):
+            gaussian_of(made, {}, "a.pt")
+        return
+    found = gaussian_of(made, {}, "a.pt")
+    assert found is not None
+    if "norm" in beside or "bias" in beside:
+        assert not found.gaussian and "kept as they are" in found.note and found.tensors.keys() == made.keys()
+        return
+    assert found.gaussian and found.tensors.keys() == expected.keys()
+    assert ("left out" in found.note) == bool(beside)
+    for name, array in expected.items():
+        np.testing.assert_allclose(found.tensors[name], array, rtol=1e-12)
+
+
+@pytest.mark.parametrize("names", ["{}", "AutoDiagonalNormal.{}", "auto_{}"])
+def test_vectors_of_all_sites_are_cut_by_the_layout_alone(names: str) -> None:
+    mean, deviation = DRAW.standard_normal(48), np.abs(DRAW.standard_normal(48)) + 0.1
+    made = {names.format("loc"): mean, names.format("scale"): deviation}
+    with pytest.raises(ZooError, match=r"vectors of 48 numbers.*--layout"):
+        gaussian_of(made, {}, "a.pt")
+    found = moments_of(made, {}, "a.pt")
+    assert found is not None
+    picked = cut_gaussian(found, SLICES, "a.pt")
+    np.testing.assert_allclose(picked.tensors["0.bias_std"], deviation[24:30], rtol=1e-6)
+    for more in ("scale_tril", "cov_factor"):
+        with pytest.raises(ZooError, match=r"vectors of 48 numbers.*guide.median"):
+            gaussian_of({**made, names.format(more): np.eye(48)}, {}, "a.pt")
+    unknown = {names.format("loc"): mean, f"{names.format('scale')}_unconstrained": deviation}
+    with pytest.raises(ZooError, match="before its constraint"):
+        moments_of(unknown, {}, "a.pt")
+
+
 def moments(kind: str, count: int) -> tuple[dict[str, Any], Any, Any]:
     """The moments of some networks as a program keeps them, their mean, and their deviations as it samples them."""
     networks = DRAW.standard_normal((count, 48)) * 0.1 + DRAW.standard_normal(48)

@@ -7,11 +7,14 @@ import argparse
 import io
 import json
 import pickle  # noqa: TID251 - files that people have
+import sys
+import types
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -381,6 +384,122 @@ def test_what_is_not_read_is_refused_by_name_with_a_step(tmp_path: Path, process
     assert words in str(caught.value) and step in str(caught.value), str(caught.value)
 
 
+NOT_NUMBERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "complex": (lambda file: file.__setitem__("c", np.ones(3, "c8")), "complex64. Save its parts as real numbers"),
+    "records": (lambda file: file.__setitem__("c", np.zeros(3, [("x", "f4")])), "structured. Save its fields"),
+    "rows": (lambda file: file.create_dataset("c", (2,), dtype=h5py.vlen_dtype(np.float32)), "rows of several lengths"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NOT_NUMBERS)
+@pytest.mark.parametrize("group", ["", "layer"])
+def test_no_dataset_that_may_hold_numbers_is_lost(
+    tmp_path: Path, process: ReadingProcess, kind: str, group: str
+) -> None:
+    def write(file: Any) -> None:
+        within = file.require_group(group) if group else file
+        within["w"], within["b"], within["text"] = np.ones((2, 3), "f4"), np.ones(3, "f4"), "relu"
+        NOT_NUMBERS[kind][0](within)
+
+    with pytest.raises(IntegrityError, match=f"dtype of '.*c': expected one of .*, got {NOT_NUMBERS[kind][1]}"):
+        picked(tmp_path / "refused", {"a.h5": hdf5_file(write)}, process)
+
+    def write_texts(file: Any) -> None:
+        file["w"], file["b"], file["text"], file["more"] = np.ones((2, 3), "f4"), np.ones(3, "f4"), "relu", [b"x", b"y"]
+
+    (item,) = picked(tmp_path / "read", {"a.h5": hdf5_file(write_texts)}, process).values()
+    assert set(item.tensors) == {"w", "b"}
+
+
+def test_first_and_last_of_a_run_are_one_member_and_a_fresh_network_is_no_mask(
+    tmp_path: Path, process: ReadingProcess
+) -> None:
+    made = picked(tmp_path / "run", {"a.pt": saved({"init": state(0), "final": state(1), "epochs": 90})}, process)
+    assert [item.row["member"] for item in made.values()] == ["a", "a"]
+    assert [item.row["extra"]["network"] for item in made.values()] == ["init", "final"]
+    assert [item.row.get("epoch") for item in made.values()] == [0.0, None]
+    fresh = {**dict.fromkeys(["fc.weight", "bn.bias"], torch.zeros(40, 40)), "bn.running_var": torch.ones(40)}
+    assert len(picked(tmp_path / "fresh", {"a.pt": saved(fresh)}, process)) == 1
+    vectors = {"pretrained": state(0), "finetuned": state(1), "task_vector": state(2)}
+    assert len(picked(tmp_path / "vectors", {"a.pt": saved(vectors)}, process)) == 2
+
+
+class Persistent:
+    """A module as ``torch_utils.persistence`` of StyleGAN2-ADA and EDM pickles it: its class and state as arguments."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __reduce__(self) -> Any:
+        persistence = sys.modules["torch_utils.persistence"]
+        return persistence._reconstruct_persistent_obj, ({"class_name": "G", "state": vars(self.module)},)
+
+
+def test_modules_of_other_programs_stay_whole(
+    tmp_path: Path, process: ReadingProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def _reconstruct_persistent_obj(described: Any) -> None: ...
+
+    _reconstruct_persistent_obj.__module__ = "torch_utils.persistence"
+    _reconstruct_persistent_obj.__qualname__ = "_reconstruct_persistent_obj"
+    module = types.SimpleNamespace(_reconstruct_persistent_obj=_reconstruct_persistent_obj)
+    monkeypatch.setitem(sys.modules, "torch_utils", types.SimpleNamespace(persistence=module))
+    monkeypatch.setitem(sys.modules, "torch_utils.persistence", module)
+    nets = {"G": Persistent(Net(0)), "D": Persistent(Net(1, 2)), "G_ema": Persistent(Net(2))}
+    made = picked(tmp_path, {"network-snapshot-000200.pkl": pickle.dumps(nets)}, process)
+    assert len(made) == 3
+    for item, seed in zip(made.values(), (0, 1, 2), strict=True):
+        net = Net(seed, 2 if seed == 1 else 3)
+        check(item, {name: tensor.numpy() for name, tensor in net.state_dict().items()})
+
+
+@pytest.mark.parametrize(
+    ("slots", "others"),
+    [
+        (("/Adam", "/Adam_1"), {"beta1_power": np.array(0.9, "f4"), "global_step": np.array(5)}),
+        (("/Momentum",), {}),
+        (("_momentum",), {}),
+        (("/.OPTIMIZER_SLOT/optimizer/m/.ATTRIBUTES/VARIABLE_VALUE",), {"_CHECKPOINTABLE_OBJECT_GRAPH": np.array(b"x" * 9000)}),
+    ],
+)  # fmt: skip
+def test_slots_of_an_optimiser_beside_weights_are_left_out(
+    tmp_path: Path, process: ReadingProcess, slots: tuple[str, ...], others: dict[str, Any]
+) -> None:
+    own = dict(zip(["a/w", "a/b", "c/w", "c/b"], arrays(), strict=True))
+    more = {f"{name}{slot}": item for slot in slots for name, item in own.items()}
+    (item,) = picked(tmp_path, {"a.npz": npz_file({**own, **more, **others})}, process).values()
+    check(item, own, step=5 if "global_step" in others else None)
+
+
+@pytest.mark.parametrize("key", ["average_model_state", "ema_state_dict", "averaged_weights"])
+def test_averages_that_callbacks_keep_are_checkpoints_of_the_run(
+    tmp_path: Path, process: ReadingProcess, key: str
+) -> None:
+    callbacks = {"Averaging": {"n_averaged": 3, key: state(1)}, "Early": {"best_score": torch.tensor(0.5)}}
+    root = {"state_dict": state(0), "callbacks": callbacks, "epoch": 3, "global_step": 40}
+    made = picked(tmp_path, {"a.ckpt": saved(root)}, process)
+    assert len(made) == 2
+    for item, (name, seed) in zip(made.values(), {"state_dict": 0, key: 1}.items(), strict=True):
+        check(item, state(seed), member="a", step=40, epoch=3.0, extra={"network": name})
+
+
+@pytest.mark.parametrize("mark", [".", "/"])
+def test_copies_come_apart_and_parts_are_said(tmp_path: Path, process: ReadingProcess, mark: str) -> None:
+    def flat(*names: str) -> dict[str, Any]:
+        nets = {name: arrays(at) for at, name in enumerate(names)}
+        return {
+            f"{name}{mark}l{at // 2}{mark}{'wb'[at % 2]}": item
+            for name, net in nets.items()
+            for at, item in enumerate(net)
+        }
+
+    made = picked(tmp_path / "copies", {"a.npz": npz_file(flat("params", "ema_params"))}, process)
+    for at, item in enumerate(made.values()):
+        assert all(map(np.array_equal, item.tensors.values(), arrays(at))), item
+    (item,) = picked(tmp_path / "parts", {"a.npz": npz_file(flat("mean_net", "std_net"))}, process).values()
+    assert len(item.tensors) == 8 and "--networks 'mean_net,std_net'" in item.note
+
+
 def test_tensors_of_other_dtypes_beside_a_network_end_nothing(tmp_path: Path, process: ReadingProcess) -> None:
     root = {"model": state(), "spectrum": torch.ones(9, dtype=torch.complex64), "args": argparse.Namespace(seed=4)}
     (item,) = picked(tmp_path, {"a.pt": saved(root)}, process).values()
@@ -465,6 +584,10 @@ def test_counters_that_were_averaged_and_causal_masks(tmp_path: Path) -> None:
         ("lr0.01-0.05.pt", "lr0.01-0.05", None, None),
         ("run-12-0.25.pt", "run-12-0.25", None, None),
         ("net_5k.pt", "net_5k", None, None),
+        ("run1/iter_1e5.pt", "run1", 100_000, None),
+        ("lr=0.1,step=300.ckpt", "lr=0.1", 300, None),
+        ("run/ckpt.500", "run", 500, None),
+        ("run_lr0.1", "run_lr0.1", None, None),
     ],
 )
 def test_names_say_when_in_a_run(path: str, member: str, step: int | None, epoch: float | None) -> None:

@@ -17,6 +17,7 @@ from ckptzoo.hub.untrusted.limits import Limits
 from ckptzoo.hub.untrusted.objects import is_aside
 from ckptzoo.hub.untrusted.state_dicts import StateCandidate, find_state_dicts
 from ckptzoo.hub.untrusted.torch_files import read_torch
+from ckptzoo.hub.untrusted.values import Mapping
 from tests.support.effort import examples
 
 
@@ -65,7 +66,11 @@ def test_every_tensor_arrives_once_or_is_named(root: Any) -> None:
     arrived = [id(tensor) for state in found for tensor in state.tensors.values()]
     shared = [name for name in ("batch_stats",) if name in str(root)]
     assert len(arrived) == len(set(arrived)) or shared  # statistics belong to every copy of the parameters
-    missing = [tensor for key, tensor in present.items() if key not in set(arrived)]
+    # short vectors beside a whole state dict are facts, as the means of inputs are
+    noted = [fact for state in found for fact in state.facts.values() if isinstance(fact, tuple)]
+    missing = [
+        tensor for key, tensor in present.items() if key not in set(arrived) and tuple(tensor.tolist()) not in noted
+    ]
     named = found[0].left_out
     assert not missing or any("array of shape" in text or "item" in text or "entr" in text or "no weights" in text
                               or "deep" in text or "the state of" in text for text in named), (missing, named)  # fmt: skip
@@ -141,6 +146,66 @@ def test_networks_side_by_side_are_networks_of_their_own(names: list[str], count
     networks = [network(names, seed, form) for seed in range(count)]
     found = states({f"member{at}": item for at, item in enumerate(networks)} if keyed else networks)
     assert len(found) == count and len({tuple(state.tensors) for state in found}) == 1
+
+
+def layers(seed: int, names: list[str], leaves: tuple[str, ...], deep: bool) -> Any:
+    """Equal layers under some names, each of one layer or of two."""
+    draw = np.random.default_rng(seed)
+    made = {name: {leaf: draw.standard_normal((3, 3)) for leaf in leaves} for name in names}
+    return {name: {"inner": own, "outer": dict(own)} for name, own in made.items()} if deep else made
+
+
+LEAVES_OF_LAYERS = st.sampled_from(
+    [("w", "b"), ("kernel", "bias"), ("W", "b"), ("w_i", "w_h", "b"), ("weights", "biases")]
+)
+PARTS = st.sampled_from([
+    ["gru", "gru_1", "gru_2"], ["Dense_0", "Dense_1"], ["layer1", "layer2", "layer3"], ["h_0", "h_1"], ["s", "t"],
+    ["block_0", "block_1"], ["encoder", "decoder"], ["q1", "q2"], ["mlp/~/linear_0", "mlp/~/linear_1"],
+])  # fmt: skip
+HEADS = st.sampled_from([[], ["mean", "logvar"], ["fc2_mean", "fc2_logvar"], ["mu", "sigma"], ["loc", "scale"]])
+
+
+@settings(max_examples=examples(300, 40), deadline=None)
+@given(
+    parts=PARTS, heads=HEADS, leaves=LEAVES_OF_LAYERS, deep=st.booleans(), inside=st.booleans(), wrapped=st.booleans(),
+    facts=st.booleans(),
+)  # fmt: skip
+def test_parts_of_one_network_stay_together_whatever_their_shapes(
+    parts: list[str], heads: list[str], leaves: tuple[str, ...], deep: bool, inside: bool, wrapped: bool, facts: bool
+) -> None:
+    tree = layers(0, parts, leaves, deep)
+    own = layers(1, heads, leaves, deep=False)
+    tree |= {"heads": own} if inside and heads else own
+    root: Any = {"params": tree} if wrapped or facts else tree
+    root |= {"epoch": 3} if facts else {}
+    (state,) = states(root)
+    assert len(state.tensors) == len(leaves) * (len(parts) * (1 + deep) + len(heads))
+
+
+@settings(max_examples=examples(300, 40), deadline=None)
+@given(
+    key=st.sampled_from(["seed{}", "seed_{}", "net{}", "model-{}", "run {}", "epoch_{}", "fold{}", "chain_{}", "a_seed{}_b", "run_x{}"]),
+    count=st.integers(2, 4), leaves=LEAVES_OF_LAYERS, deep=st.booleans(), inside=st.sampled_from(["", "members", "params"]),
+    facts=st.booleans(), is_torch=st.booleans(),
+)  # fmt: skip
+def test_keys_that_number_networks_make_networks(
+    key: str, count: int, leaves: tuple[str, ...], deep: bool, inside: str, facts: bool, is_torch: bool
+) -> None:
+    networks = layers(0, [key.format(at) for at in range(count)], leaves, deep)
+    if is_torch and not deep:  # as state dicts of modules with one layer: in a list, too
+        networks = [Mapping(own) for own in networks.values()]
+    root: Any = {inside: networks} if inside else networks
+    root = {"content": root, "dataset": "mnist"} if facts else root
+    found = states(root)
+    assert len(found) == count and {len(state.tensors) for state in found} == {len(leaves) * (1 + deep)}
+
+
+def test_what_modules_keep_beside_their_tensors_is_left_out_and_named() -> None:
+    for extra in ({"amax": np.ones((3, 3))}, np.ones((40, 3), np.uint8), b"bytes"):
+        own = {**network(["linear", "head"], 0, "flat"), "linear._extra_state": extra}
+        for root in (own, {"model": own, "epoch": 3}):
+            (state,) = states(root)
+            assert len(state.tensors) == 4 and "_extra_state" in state.left_out[0]
 
 
 def test_facts_belong_to_the_network_beside_them() -> None:

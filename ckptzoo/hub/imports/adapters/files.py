@@ -32,12 +32,13 @@ from ckptzoo.hub.imports.adapters.several import (
 from ckptzoo.hub.imports.adapters.side_files import SideFiles
 from ckptzoo.hub.imports.array_folders import ArrayFolders, is_tensor_name
 from ckptzoo.hub.imports.exported import OWN_ID, OWN_MEMBER
-from ckptzoo.hub.imports.facts import merged, row_of, together
+from ckptzoo.hub.imports.facts import flattened, merged, row_of, together
 from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
 from ckptzoo.hub.imports.shards import Shards, Whole, is_shard
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
+from ckptzoo.hub.untrusted.facts import columns_of
 from ckptzoo.hub.untrusted.hdf5_files import DRAWS
 from ckptzoo.hub.untrusted.layer_trees import WRAPPER_NAMES, is_copy_name
 from ckptzoo.hub.untrusted.runs import (
@@ -154,10 +155,14 @@ class _Reading:
         facts = {**self.beside.of(path), **self.rows.of(path)}
         is_named = self.member is not None or "member" in facts
         run = self.run(path, facts)
-        row = row_of(facts, location=path, percent=self.options.percent)
+        row = row_of(facts, location=path, percent=self.options.percent, shared=self.beside.shared(path))
         of_a_run = facts_of(path)
         if "seed" in of_a_run:
-            row.setdefault("seed", of_a_run.pop("seed"))
+            by_path = of_a_run.pop("seed")
+            if row.get("seed", by_path) != by_path and not self.says_seed(path):
+                row["extra"] = merged(row["extra"], {"seed_in_settings": row["seed"]})
+                row["seed"] = by_path
+            row.setdefault("seed", by_path)
         row["extra"] = merged(of_a_run, row["extra"])
         if run.epoch is not None:
             row.setdefault("epoch", float(run.epoch))
@@ -175,6 +180,17 @@ class _Reading:
             return picked if is_networks else _with_runs(picked, run, member, None if is_named else self.source)
 
         return FoundCheckpoints(path, member, run.step, row, size, read, pick, name, form, parts)
+
+    def says_seed(self, path: str) -> bool:
+        """Tell whether the seed in a path is that of a folder in which something else says the seed, too: settings
+        of a folder around several seeds are further away than the path.
+        """
+        parts = path.split("/")
+        # the last part alone has a suffix
+        folders = [at for at, part in enumerate(parts[:-1]) if "seed" in facts_of(f"{part}/")]
+        last = len(parts) - 1 if "seed" in facts_of(parts[-1]) or not folders else folders[-1]
+        near = {**self.beside.of(path, within="/".join(parts[: last + 1])), **self.rows.of(path)}
+        return "seed" in columns_of(flattened(near))
 
     def run(self, path: str, facts: dict[str, Any]) -> Run:
         """Return the run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""
@@ -277,7 +293,8 @@ class _Own:
     """The facts in the key of a checkpoint among several of a file.
 
     ``parts`` are the words of the key without those of its time; ``copy`` is how many of the last ones say that it is a
-    copy of another network, such as an average; ``step`` is when it was saved, None where nothing says it.
+    copy of another network, such as an average, or at which end of its run it was kept; ``step`` is when it was saved,
+    None where nothing says it.
     """
 
     picked: Picked
@@ -289,7 +306,8 @@ class _Own:
     def of(cls, picked: Picked, parts: tuple[str, ...], *, alone: bool) -> "_Own":
         if len(parts) > 1 and parts[-1] in ("params", "parameters") and is_copy_name(parts[-2]):
             parts = parts[:-1]
-        copy = next((at for at, part in enumerate(reversed(parts)) if not is_copy_name(part)), len(parts))
+        of_the_run = (at for at, part in enumerate(reversed(parts)) if not is_copy_name(part) and not _is_moment(part))
+        copy = next(of_the_run, len(parts))
         moment = _MOMENTS.search(parts[-1].lower()) if parts and not alone else None
         if moment is not None:
             picked = _at_its_moment(picked, is_first=moment[0] != "best")
@@ -319,6 +337,12 @@ class _Own:
 
 _MOMENTS = re.compile(r"(?<![a-z])(best|init|initial)(?![a-z])")
 """Words of keys for states that were kept from another time than that at which their file was written."""
+_MOMENT_NAMES = {"init", "initial", "start", "final", "last", "latest", "end"}
+
+
+def _is_moment(part: str) -> bool:
+    """Tell whether a word of a key says only at which end of a run its network was kept."""
+    return part.lower() in _MOMENT_NAMES
 
 
 def _at_its_moment(picked: Picked, *, is_first: bool) -> Picked:
@@ -420,7 +444,7 @@ def _picked(
     if slices is not None:
         return [item for state in states for item in _of_vectors(state, slices, path, options)]
     if (pairs := pairs_of(states, path)) is not None:
-        return pairs
+        return [_with_facts(item, states, path, options) for item in pairs]
     if len(states) == 1 and (written := layout_in(states[0])) is not None:
         return list(_of_vectors(states[0], written, path, options))
     if meaning := said_of_file(without_suffixes(path).rpartition("/")[2]):
@@ -435,16 +459,26 @@ def _picked(
         gaussian = gaussian_of(picked.tensors, state.facts, path)
         if options.stacked is None and not by_chain:
             refuse_stacked(picked.tensors, path)
-        if gaussian is not None:
+        if gaussian is not None and gaussian.gaussian:
             checkpoints.append(replace(gaussian, suffix=picked.suffix, row={**row, **gaussian.row}))
         elif options.stacked or by_chain:
             checkpoints += unstacked(replace(picked, row=row), path, by_chain=by_chain)
         else:
-            note = side_by_side(picked.tensors)
+            note = side_by_side(picked.tensors) if gaussian is None else gaussian.note
             checkpoints.append(
                 Picked(picked.suffix, picked.tensors, row, note=note, ties=picked.ties, buffers=picked.buffers)
             )
     return checkpoints
+
+
+def _with_facts(item: Picked, states: Sequence[StateDict], path: str, options: Options) -> Picked:
+    """Return a Gaussian with what stands beside the state dicts that it is of."""
+    facts: dict[str, Any] = {}
+    for state in states:
+        if state.source.partition("#")[2].startswith(item.suffix):
+            facts |= state.facts
+    row = row_of(facts, location=path, percent=options.percent)
+    return replace(item, row=together(row, item.row))
 
 
 def _of_vectors(state: StateDict, slices: Sequence[Slice], path: str, options: Options) -> Iterator[Picked]:
@@ -452,7 +486,11 @@ def _of_vectors(state: StateDict, slices: Sequence[Slice], path: str, options: O
     (picked,) = every_state([state])
     if (moments := moments_of(picked.tensors, state.facts, path)) is not None:
         gaussian = cut_gaussian(moments, slices, path)
-        yield replace(gaussian, suffix=picked.suffix, row={**row_of(state.facts, location=path), **gaussian.row})
+        yield replace(
+            gaussian,
+            suffix=picked.suffix,
+            row={**row_of(state.facts, location=path, percent=options.percent), **gaussian.row},
+        )
         return
     are_samples = options.stacked if options.stacked is not None else DRAWS in state.facts
     yield from cut(picked, slices, path, are_samples=are_samples)

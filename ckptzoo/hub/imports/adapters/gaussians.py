@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.hub.imports.adapters.adapter import Picked
+from ckptzoo.hub.imports.mapped import loaded
 from ckptzoo.hub.imports.tables import Slice
 from ckptzoo.hub.untrusted import StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
@@ -42,6 +43,15 @@ _BEFORE = re.compile(r"((?:.+\.)?)(mu|rho)_(\w+)")
 """The names of bayesian-torch."""
 _CANDIDATES = re.compile(rf"[._]({'|'.join(_MEAN_WORDS)})$|(^|\.)mu_|(^|\.)locs\.")
 """Names of means, and of the moments that a SWAG module has: its ``T_sq_mean`` ends in one."""
+_VECTOR = re.compile(r"(?:(?:.+\.)?Auto\w+\.|auto_)?(loc|scale|scale_tril|cov_factor)(?:_unconstrained)?")
+"""The names of guides of Pyro and NumPyro that keep the parameters of all sites in one vector."""
+_NOISE = re.compile(r"(?:.+\.)?(?:\w+_)?eps(?:ilon)?(?:_\w+)?")
+"""Names of the numbers that a layer drew last, in BLiTZ, torchbnn and bayesian-torch."""
+_PRIOR = re.compile(r"(?:.+\.)?prior_\w+")
+_SAMPLER = "_sampler"
+"""The end of the modules of BLiTZ in which the parameters stand a second time."""
+_OF_LAYERS = {"rho", "log_sigma"}
+"""Parameters by which layers draw their weights; the noise of other layers belongs to a policy that explores."""
 _UNCONSTRAINED = "_unconstrained"
 _CONSTRAINTS = "constraints."
 _LOWER_BOUND = re.compile(r"_GreaterThan(?:Eq)?\(lower_bound=([0-9.e-]+)\)")
@@ -111,17 +121,28 @@ def _swag_of_states(by_key: Mapping[str, StateDict], path: str) -> Picked | None
 def gaussian_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Picked | None:
     """Return tensors ``T.loc`` and ``T.scale``, ``T_mu`` and ``T_rho``, or moments, as a Gaussian; None for others.
 
-    Raises ``ZooError`` where only some tensors have deviations, or some are not positive.
+    Where layers without deviations stand beside others the result is no Gaussian, and has a note that says so. Raises
+    ``ZooError`` where only some tensors of a layer have deviations, some are not positive, or all are in one vector.
     """
     if not _may_be_parameters(tuple(tensors)):
         return None
+    if (vector := _words_of_vector(tensors)) is not None:
+        got = f"vectors of {tensors[vector['loc']].size} numbers, as guides of Pyro have them"
+        step = "Say with --layout which of their numbers are which tensor."
+        if vector.keys() != {"loc", "scale"} or vector["scale"].endswith(_UNCONSTRAINED):
+            step = "Save guide.median() and its quantiles by site, or draws by site, which --stacked cuts."
+        raise ZooError(Problem(path, "parameters of a Gaussian", "those of each tensor", got, step))
     if (swag := _swag_of_tensors(tensors, path)) is not None:
         return swag
     if other_content({name: array.dtype.name for name, array in tensors.items()}) == MOMENTS or _is_laplace(tensors):
         reject_without_network(path, f"{MOMENTS}, unless --layout says which of their numbers are which tensor", "")
     if not any(map(_CANDIDATES.search, tensors)):
         return None
-    names = {key: name for name in tensors if (key := _key(name)) is not None}
+    names = {key: name for name in tensors if not _PRIOR.fullmatch(name) and (key := _key(name)) is not None}
+    for (stem, word), name in list(names.items()):
+        first = names.get((stem.removesuffix(_SAMPLER), word), name)
+        if first != name and np.array_equal(loaded(tensors[first]), loaded(tensors[name])):
+            del names[stem, word]
     for mean in _MEAN_WORDS:
         for deviation in _FORMS:
             stems = [
@@ -140,7 +161,16 @@ def gaussian_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> Picked 
 def _may_be_parameters(names: tuple[str, ...]) -> bool:
     """Whether names may be those of parameters of a Gaussian, or of moments; those of most networks are not."""
     is_moments = other_content(dict.fromkeys(names, "float32")) == MOMENTS
-    return is_moments or {"mean", "H"} <= set(names) or any(_CANDIDATES.search(name) for name in names)
+    is_vector = "loc" in names or "auto_loc" in names
+    return is_moments or is_vector or {"mean", "H"} <= set(names) or any(_CANDIDATES.search(name) for name in names)
+
+
+def _words_of_vector(tensors: Arrays) -> dict[str, str] | None:
+    """Return the names of parameters that are vectors of all sites, by their words; None for other tensors."""
+    matched = {name: _VECTOR.fullmatch(name) for name in tensors}
+    words = {found[1]: name for name, found in matched.items() if found is not None}
+    is_vector = len(words) == len(tensors) > 1 and "loc" in words and tensors[words["loc"]].ndim == 1
+    return words if is_vector else None
 
 
 def _key(name: str) -> tuple[str, str] | None:
@@ -166,21 +196,23 @@ def _of_parameters(
 ) -> Picked | None:
     mean, deviation = words
     pairs = {names[stem, word] for stem in stems for word in words}
-    if stems == ["auto"] and pairs == set(tensors):
-        got = f"vectors of {tensors[names['auto', mean]].size} numbers, as NumPyro's AutoDiagonalNormal has them"
-        step = "Save guide.median() and its quantiles by site, or draws by site, which --stacked cuts."
-        raise ZooError(Problem(path, "parameters of a Gaussian", "those of each tensor", got, step))
+    left_out = _beside_layers(tensors, names, stems, mean) if deviation in _OF_LAYERS else {}
     single = [
         name
         for name, array in tensors.items()
-        if name not in pairs and kind_of(name, array.dtype.name, tensors) == "parameter"
+        if name not in pairs and name not in left_out and kind_of(name, array.dtype.name, tensors) == "parameter"
     ]
+    if single and deviation not in _OF_LAYERS:  # layers of flows and of noisy networks have such parameters
+        return None
     if single:
-        if deviation != "rho":  # layers of flows and of noisy networks have such parameters
-            return None
-        step = "Save means and deviations of all tensors."
         got = f"{single[0]!r} beside {len(stems)} with {mean} and {deviation}"
-        raise ZooError(Problem(path, "parameters of a Gaussian", "a mean and a deviation of each tensor", got, step))
+        layers = {stem.rpartition(".")[0] for stem in stems}
+        if deviation == "rho" and any(name.rpartition(".")[0] in layers for name in single):
+            step = "Save means and deviations of all tensors."
+            what = "parameters of a Gaussian"
+            raise ZooError(Problem(path, what, "a mean and a deviation of each tensor", got, step))
+        # layers without deviations, such as normalisation, beside others
+        return Picked("", tensors, note=f"{mean} and {deviation} are kept as they are: there is {got}")
     means = {stem: tensors[names[stem, mean]] for stem in stems}
     deviations = {stem: _deviation_of(tensors, names[stem, deviation], deviation, facts, path) for stem in stems}
     first = next(iter(means)).partition(".")[0]
@@ -189,8 +221,31 @@ def _of_parameters(
         {name.removeprefix(prefix): array for name, array in means.items()},
         {name.removeprefix(prefix): array for name, array in deviations.items()},
     )
-    rest = {name.removeprefix(prefix): array for name, array in tensors.items() if name not in pairs}
-    return Picked("", both | rest, gaussian=True, note=_FORMS[deviation])
+    rest = {
+        name.removeprefix(prefix): array
+        for name, array in tensors.items()
+        if name not in pairs and name not in left_out
+    }
+    notes = [_FORMS[deviation], *(f"left out: {what}" for what in dict.fromkeys(left_out.values()))]
+    return Picked("", both | rest, gaussian=True, note="; ".join(filter(None, notes)))
+
+
+def _beside_layers(
+    tensors: Arrays, names: Mapping[tuple[str, str], str], stems: Sequence[str], mean: str
+) -> dict[str, str]:
+    """Return the tensors that layers which draw their weights keep beside their parameters, and what they are."""
+    known, shapes = set(names.values()), {tensors[names[stem, mean]].shape for stem in stems}
+    left_out: dict[str, str] = {}
+    for name, array in tensors.items():
+        if name in known:
+            continue
+        if _PRIOR.fullmatch(name):
+            left_out[name] = "parameters of the prior"
+        elif _NOISE.fullmatch(name) and array.shape in shapes:
+            left_out[name] = "the noise that was drawn last"
+        elif (key := _key(name)) is not None and key[0].endswith(_SAMPLER):
+            left_out[name] = "a second copy of the parameters"
+    return left_out
 
 
 def _deviation_of(tensors: Arrays, name: str, word: str, facts: Mapping[str, Any], path: str) -> NDArray[Any]:
@@ -279,6 +334,9 @@ def moments_of(tensors: Arrays, facts: Mapping[str, Any], path: str) -> VectorMo
     deviations, as columns. Laplace's is the inverse of the Hessian over noise and temperature plus the prior's
     precision, as laplace-torch has them.
     """
+    if (words := _words_of_vector(tensors)) is not None and words.keys() == {"loc", "scale"}:
+        deviations = _deviation_of(tensors, words["scale"], "scale", facts, path)
+        return VectorMoments(tensors[words["loc"]].astype(np.float64), deviations.astype(np.float64), "", "")
     vectors = {name.lower(): array for name, array in tensors.items()}
     flat = {name: array.astype(np.float64) for name, array in vectors.items() if array.dtype.kind == "f"}
     if {"mean", "sq_mean"} <= flat.keys():
@@ -356,7 +414,8 @@ def cut_gaussian(moments: VectorMoments, slices: Sequence[Slice], path: str) -> 
 
     deviations = tensors(moments.deviation, lambda array, name: _positive(array, array.dtype, name, path))
     both = _interleaved(tensors(moments.mean), deviations)
-    return Picked("", both, {"method": moments.method}, gaussian=True, note=moments.note)
+    row = {"method": moments.method} if moments.method else {}
+    return Picked("", both, row, gaussian=True, note=moments.note)
 
 
 _OF_TENSOR = ("_mean", "_sq_mean", "_cov_mat_sqrt")

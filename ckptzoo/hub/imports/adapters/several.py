@@ -17,7 +17,7 @@ from ckptzoo.hub.imports.mapped import loaded
 from ckptzoo.hub.imports.tables import Slice, shape_of
 from ckptzoo.hub.untrusted import StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
-from ckptzoo.hub.untrusted.layer_trees import is_copy_name
+from ckptzoo.hub.untrusted.layer_trees import is_copy_name, numbers_layer
 from ckptzoo.hub.untrusted.objects import is_figure_name
 from ckptzoo.hub.untrusted.other_contents import other_content
 from ckptzoo.hub.untrusted.runs import without_suffixes
@@ -40,6 +40,7 @@ def networks_of(state: StateDict, prefixes: Sequence[str], path: str) -> Iterato
     ``prefixes`` are dotted words, with ``*`` for any word: ``members.*``. Raises ``ZooError`` where no name begins with
     one of them.
     """
+    state = _dotted(state)
     by_network: dict[str, dict[str, NDArray[Any]]] = {}
     rest: list[str] = []
     pattern = re.compile("|".join(re.escape(prefix.strip(".")).replace(r"\*", r"[^.]+") for prefix in prefixes))
@@ -75,11 +76,12 @@ def copies_of(state: StateDict) -> list[StateDict]:
     All tensors, except counts of the program that keeps the average, must be in networks of the same names and shapes
     under names of copies, such as ``online_model`` and ``ema_model``.
     """
-    if not _has_copies(tuple(state.tensors)):
+    dotted = _dotted(state)
+    if not _has_copies(tuple(dotted.tensors)):
         return [state]
     groups: dict[str, dict[str, tuple[int, ...]]] = {}
     numbers: list[str] = []
-    for name, array in state.tensors.items():
+    for name, array in dotted.tensors.items():
         first, dot, rest = name.partition(".")
         if dot:
             groups.setdefault(first, {})[rest] = array.shape
@@ -93,10 +95,22 @@ def copies_of(state: StateDict) -> list[StateDict]:
         return [state]
     if sum(map(is_copy_name, groups)) < len(groups) - 1:
         return [state]
-    facts = {**{name: loaded(state.tensors[name]).item() for name in numbers}, **state.facts}
-    return list(networks_of(replace(state, facts=facts, tensors={
-        name: array for name, array in state.tensors.items() if name not in numbers
-    }), list(groups), ""))  # fmt: skip
+    facts = {**{name: loaded(dotted.tensors[name]).item() for name in numbers}, **state.facts}
+    rest = {name: array for name, array in dotted.tensors.items() if name not in numbers}
+    return list(networks_of(replace(dotted, facts=facts, tensors=rest), list(groups), ""))
+
+
+def _dotted(state: StateDict) -> StateDict:
+    """Return a state dict with dots for the slashes in its names, as zoos have them, unless two names become one."""
+    names = {name: name.replace("/", ".") for name in (*state.tensors, *state.aliases)}
+    if not any("/" in name for name in names) or len(set(names.values())) < len(names):
+        return state
+    return replace(
+        state,
+        tensors={names[name]: array for name, array in state.tensors.items()},
+        aliases={names[name]: names[first] for name, first in state.aliases.items()},
+        buffers=frozenset(names[name] for name in state.buffers),
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -106,7 +120,8 @@ def _has_copies(names: tuple[str, ...]) -> bool:
 
 def side_by_side(tensors: Mapping[str, NDArray[Any]]) -> str:
     """Return the note on a state dict of equal networks, which counts as one network by default."""
-    return _side_by_side(tuple((without_wrappers(name), array.shape) for name, array in tensors.items()))
+    described = ((without_wrappers(name.replace("/", ".")), array.shape) for name, array in tensors.items())
+    return _side_by_side(tuple(described))
 
 
 @lru_cache(maxsize=1024)
@@ -121,7 +136,8 @@ def _side_by_side(described: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
         # two layers of equal shapes are no networks
         is_network = any("." in name for name in own) and len(own) > 1
         is_list = len(equal) == len(groups) and _MEMBERS.match(f"{first}.") is not None
-        if len(equal) > 1 and is_network and (is_list or any(map(_is_of_a_pair, equal))):
+        is_all = len(equal) == len(groups) and not all(map(numbers_layer, equal))
+        if len(equal) > 1 and is_network and (is_list or is_all or any(map(_is_of_a_pair, equal))):
             word = f"{first.rpartition('.')[0]}.".lstrip(".")
             names, prefixes = f"{word}*" if is_list else ".* and ".join(equal) + ".*", ",".join(equal)
             prefixes = f"{word}*" if is_list else prefixes

@@ -10,6 +10,7 @@ from ckptzoo.hub.imports.exported import exported_row, is_exported
 from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.one_network import is_published
 from ckptzoo.hub.imports.opened import OpenedSource
+from ckptzoo.hub.untrusted.objects import is_aside
 from ckptzoo.hub.untrusted.runs import without_suffixes
 
 Facts = dict[str, Any]
@@ -28,6 +29,9 @@ _MAX_FACTS = 256
 _MAX_MAPPING = 64
 """Entries of a mapping that is settings; more are a table, such as the names of classes."""
 _INDEX = re.compile(r"\.index\.json$", re.IGNORECASE)
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_OF_TRAINING = re.compile(r"^(random_states?|training_args|evaluations|vec_?normalize|sampler|custom_checkpoint)")
+"""Names of files beside a network that hold none."""
 
 
 class SideFiles:
@@ -38,12 +42,16 @@ class SideFiles:
         self._by_folder: dict[str, dict[str, Facts]] = {}
         self._by_stem: dict[str, Facts] = {}
         self._exported: dict[str, Facts] = {}
+        self._networks: dict[str, set[str]] = {}
         # a pass over an archive in order takes as long as reading it
         if source.may_hold(".json"):
             self._read(source)
 
-    def of(self, path: str) -> Facts:
-        """Return the facts about a checkpoint, the nearest first: in its own file, its folder's and those above."""
+    def of(self, path: str, *, within: str = "") -> Facts:
+        """Return the facts about a checkpoint, the nearest first: in its own file, its folder's and those above.
+
+        Folders around ``within`` say nothing then.
+        """
         if not self._by_stem and not self._by_folder:
             return {}
         known = dict(self._by_stem.get(without_suffixes(path), {}))
@@ -52,11 +60,25 @@ class SideFiles:
             if name in _STATES:
                 known = {**facts, **known}
         while True:
+            if within and not f"{folder}/".startswith(f"{within}/"):
+                return known
             for name, facts in self._by_folder.get(folder, {}).items():
                 if name not in _STATES and name not in known:
                     known[name] = facts
             if not folder:
                 return known
+            folder = folder.rpartition("/")[0]
+
+    def shared(self, path: str) -> frozenset[str]:
+        """Return the names of facts that are about a folder with several networks, of which ``path`` is one."""
+        names, folder = set[str](), path.rpartition("/")[0]
+        if not self._by_folder:
+            return frozenset()
+        while True:
+            if len(self._networks.get(folder, ())) > 1:
+                names |= self._by_folder.get(folder, {}).keys() - _STATES
+            if not folder:
+                return frozenset(names)
             folder = folder.rpartition("/")[0]
 
     def exported(self, path: str) -> Row | None:
@@ -78,6 +100,7 @@ class SideFiles:
             lower = path.lower()
             if file.form.is_read:
                 stems.add(without_suffixes(path))
+                self._count(path)
             elif lower.endswith(".json") and not _INDEX.search(path):
                 if file.size > min(_MAX_BYTES, left):
                     self.passed_over.append(
@@ -109,6 +132,16 @@ class SideFiles:
                 source.facts[path] = "columns and extra" if stem in _STATES else f"extra.{stem}"
             else:
                 self.passed_over.append(PassedOver(path, "facts of no checkpoint, by its name"))
+
+    def _count(self, path: str) -> None:
+        """Count a file among the networks of its folder and those above; shards of one network are one."""
+        stem = _SHARD.sub("", without_suffixes(path))
+        if is_aside(stem.rpartition("/")[2].lower(), {}) or _OF_TRAINING.search(stem.rpartition("/")[2].lower()):
+            return
+        folder = path
+        while folder:
+            folder = folder.rpartition("/")[0]
+            self._networks.setdefault(folder, set()).add(stem)
 
 
 def _few(content: Mapping[str, Any], depth: int = 0, left: list[int] | None = None) -> Iterator[tuple[str, Any]]:

@@ -16,6 +16,7 @@ from ckptzoo import archs
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.loader.torch import device_of
 from ckptzoo.schema.architecture import Architecture
+from ckptzoo.symmetry.tracing.module_copy import copied
 
 # where vmap loops over an operation itself; a filter for a while would be undone by other threads
 warnings.filterwarnings(
@@ -63,7 +64,7 @@ class Forward:
             # a state dict leaves out buffers that are not persistent, such as tables of rotary embeddings
             stored = module.state_dict().keys()
             self._constants = {name: value for name, value in module.named_buffers() if name not in stored}
-            template = copy.deepcopy(module).to("meta")
+            template = copied(module).to("meta")
             _check_tensors(arch, template)
             self._factory = partial(copy.deepcopy, template)
         else:

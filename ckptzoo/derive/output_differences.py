@@ -5,16 +5,18 @@ weights.
 """
 
 import threading
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils import _pytree as pytree
 
 from ckptzoo.derive.checks import PRECISIONS, SMALL_BYTES, Precision
 from ckptzoo.derive.forward import Forward, Weights
-from ckptzoo.errors import Problem, SymmetryError
+from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.symmetry import GroupElement, apply, fold
@@ -41,7 +43,7 @@ class EquivalenceChecker:
     def __init__(self, arch: Architecture, module: torch.nn.Module | None = None) -> None:
         self._arch = arch
         # the module itself, not another function that computes the same: it is what an architecture is
-        self._forward = Forward(arch, module, vmap=True)
+        self._forward = _AllOutputs(arch, module, vmap=True)
         self._stack = max(1, min(_STACK, _STACK_BYTES // arch.nbytes))
         # convolutions in float64 unfold all inputs of a batch: tens of MiB each
         self._inputs = _INPUTS_AT_A_TIME if arch.nbytes <= SMALL_BYTES else _INPUTS_OF_LARGE
@@ -105,10 +107,51 @@ class EquivalenceChecker:
         return not bool(np.isnan(differences).all())
 
     def _outputs(self, weights: Weights, rows: slice, batches: tuple[torch.Tensor, ...]) -> NDArray[np.float64]:
-        """Outputs (K, B, features) of some checkpoints, in the precision of the inputs."""
+        """Outputs (K, numbers, 1) of some checkpoints, in the precision of the inputs."""
         chosen = {tensor.name: weights[tensor.name][rows] for tensor in self._arch.tensors}
         outputs = self._forward.outputs(chosen, batches, stacked=self._stack > 1)
         return torch.cat(list(outputs), dim=1).double().numpy()
+
+
+class _AllOutputs(Forward):
+    """Evaluates a network whose outputs are any tensors, with axes in any order, alone or in tuples and dicts."""
+
+    _of_indices = False
+
+    def call(self, module: torch.nn.Module, member: Mapping[str, torch.Tensor], batch: torch.Tensor) -> torch.Tensor:
+        """(numbers, 1) of one checkpoint: every number of its outputs."""
+        refused: ZooError | None = None
+        # floats are no indices of an embedding, which the inputs may be where they are whole numbers
+        whole = bool((batch == batch.trunc()).all())
+        for given in (batch, batch.long())[self._of_indices and whole : 1 + whole]:
+            try:
+                found = self._numbers(module, member, given).to(batch.dtype)
+            except ZooError:
+                raise
+            except Exception as error:  # of a module whose code is not ours
+                refused = refused or self._refused(batch, error)
+            else:
+                self._of_indices = given is not batch
+                return found
+        assert refused is not None
+        raise refused
+
+    def _refused(self, batch: torch.Tensor, error: Exception) -> ZooError:
+        expected, said = "inputs that the network takes", f"{type(error).__name__}: {error}"[:200].rstrip(".")
+        step = "Pass them as it takes them. A tensor that it keeps as an attribute is to be a buffer."
+        what = f"inputs of shape {tuple(batch.shape)}, as {str(batch.dtype).removeprefix('torch.')}"
+        return ZooError(Problem(self._arch.name, what, expected, said, step))
+
+    def _numbers(
+        self, module: torch.nn.Module, member: Mapping[str, torch.Tensor], batch: torch.Tensor
+    ) -> torch.Tensor:
+        outputs = torch.func.functional_call(module, dict(member), (batch,), tie_weights=False)
+        found = [item for item in pytree.tree_leaves(outputs) if isinstance(item, torch.Tensor)]
+        if not found:
+            step = "Return tensors, alone or in tuples and dicts."
+            raise ZooError(Problem(self._arch.name, "outputs", "tensors", type(outputs).__name__, step))
+        real = (torch.view_as_real(item) if item.is_complex() else item for item in found)
+        return torch.cat([item.reshape(-1, 1).double() for item in real])
 
 
 def _moved(element: GroupElement, weights: Weights, symmetry: Symmetry) -> Weights:
@@ -121,7 +164,7 @@ def _moved(element: GroupElement, weights: Weights, symmetry: Symmetry) -> Weigh
 
 
 def _relative(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``max |second - first| / max |first|`` of outputs (K, B, features), both over all inputs and outputs."""
+    """``max |second - first| / max |first|`` of outputs (K, ...), both over all inputs and outputs."""
     first_finite = np.logical_and.reduce(np.isfinite(first), axis=(1, 2))
     finite = first_finite & np.logical_and.reduce(np.isfinite(second), axis=(1, 2))
     left, right = (np.where(finite[:, None, None], outputs, 0) for outputs in (first, second))

@@ -34,6 +34,8 @@ class Symmetry:
         what the groups do to the axes of tensors, one for each axis.
     folds
         additive freedoms, in an order in which each leaves as it is what those before it have fixed.
+    tied
+        other names of tensors, each with the one that the table has. Files leave them to the architecture.
 
     Raises
     ------
@@ -44,6 +46,7 @@ class Symmetry:
     groups: tuple[Group, ...]
     actions: tuple[AxisAction, ...]
     folds: tuple[Fold, ...] = ()
+    tied: tuple[tuple[str, str], ...] = field(default=(), compare=False)
     _by_id: dict[str, Group] = field(init=False, repr=False, compare=False)
     _by_tensor: dict[str, tuple[AxisAction, ...]] = field(init=False, repr=False, compare=False)
 

@@ -80,7 +80,7 @@ def apply(
     held = element.to(np.empty(0))
     held.check(symmetry)
     arrays, K = fitting(weights, symmetry)
-    if len(element) != K:
+    if symmetry.groups and len(element) != K:
         raise SymmetryError(
             f"group element: number of elements: expected {K}, one a checkpoint, got {len(element)}. "
             "Select the same rows of both."

@@ -206,9 +206,12 @@ def stack_of(weights: Stacked, symmetry: Symmetry) -> tuple[dict[str, np.ndarray
 def fitting(weights: Stacked, symmetry: Symmetry) -> tuple[dict[str, Any], int]:
     """Return the weights as arrays of their framework, and K.
 
-    Raises ``SymmetryError`` where a tensor of the table is missing or has another shape, or the stacks differ in K.
+    Raises ``SymmetryError`` where a tensor of the table is missing, has another shape or comes under two names, or the
+    stacks differ in K.
     """
     arrays = {name: as_array(value) for name, value in weights.items()}
+    if tied := [(other, name) for other, name in symmetry.tied if other in arrays]:
+        _refuse_names(tied, symmetry)
     sizes = {tuple(array.shape[:1]) for array in arrays.values()}
     if len(sizes) != 1 or sizes == {()}:
         raise SymmetryError(
@@ -230,6 +233,17 @@ def fitting(weights: Stacked, symmetry: Symmetry) -> tuple[dict[str, Any], int]:
                 f"got shape {shape}. Use the table of this architecture."
             )
     return arrays, next(iter(sizes))[0]
+
+
+def _refuse_names(tied: list[tuple[str, str]], symmetry: Symmetry) -> None:
+    """Raise ``SymmetryError`` for another name of a tensor that the table changes."""
+    changed = {action.tensor for action in symmetry.actions}.union(*(fold.written for fold in symmetry.folds))
+    for other, name in tied:
+        if name in changed:
+            raise SymmetryError(
+                f"weights: tensor {other!r}: expected {name!r} alone, which it is another name of, got both names. "
+                f"Leave it out, and take {name!r} of the result for it."
+            )
 
 
 def stored_dtype(dtype: np.dtype) -> np.dtype:

@@ -48,7 +48,8 @@ class GroupElement:
     __repr__ = brief_repr
 
     def __len__(self) -> int:
-        return len(next(iter(self.perms.values())))
+        # 0 where the table has no group
+        return len(next(iter(self.perms.values()), ()))
 
     def __getitem__(self, rows: slice | np.ndarray) -> "GroupElement":
         """The elements of some of the K checkpoints."""

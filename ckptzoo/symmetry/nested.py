@@ -121,7 +121,8 @@ def within_blocks(symmetry: Symmetry) -> Symmetry | None:
             for block in range(blocks.g):
                 perm = Sym() if group.id == leader else Like(f"{leader}.{block}")
                 groups.append(Group(f"{group.id}.{block}", blocks.k, perm, "none"))
-    return Symmetry((*(group for group in groups if group.id in used), *rests), tuple(actions))
+    kept = (*(group for group in groups if group.id in used), *rests)
+    return Symmetry(kept, tuple(actions), tied=symmetry.tied)
 
 
 def moving_within(symmetry: Symmetry) -> list[str]:

@@ -1,19 +1,22 @@
 """Differences of outputs: what the equivalence check measures, that it sees what it must, and normalisations."""
 
 import tracemalloc
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import weight_norm
 
 from ckptzoo import archs
 from ckptzoo.derive import output_differences
 from ckptzoo.derive.forward import one_thread
 from ckptzoo.derive.output_differences import EquivalenceChecker
-from ckptzoo.errors import SymmetryError
+from ckptzoo.errors import SymmetryError, ZooError
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.symmetry import canonicalize
 from tests.support.derived_zoos import ARCH, TABLE, WRONG, inputs_of, weights_of
@@ -67,6 +70,65 @@ def test_one_changed_weight_is_seen_in_its_own_checkpoint() -> None:
     found = EquivalenceChecker(ARCH).output_differences(one, two, INPUTS)
     assert found[137] > 1e-6
     assert (np.delete(found, 137) == 0).all()
+
+
+FORMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "one number an input": lambda h: h[:, 0],
+    "one number": lambda h: h.square().mean(),
+    "a tuple": lambda h: (h, h.mean(1)),
+    "a dict of several": lambda h: {"all": [h, h.sum(0)], "largest": h.argmax(1), "nothing": None},
+    "inputs on the last axis": lambda h: h.mT,
+    "inputs beside each other": lambda h: h @ h.mT,
+    "complex numbers": lambda h: torch.fft.rfft(h),
+}
+
+
+class Formed(nn.Module):
+    """A layer of numbers or of indices, behind another form of weights, with outputs in some form."""
+
+    def __init__(self, form: Callable[[torch.Tensor], Any], first: nn.Module) -> None:
+        super().__init__()
+        self.form, self.first, self.last = form, first, nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.form(self.last(self.first(x).tanh()))
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("first", ["numbers", "indices", "weight_norm"])
+@pytest.mark.parametrize("form", FORMS)
+def test_outputs_of_any_form_and_inputs_that_are_indices(form: str, first: str) -> None:
+    torch.manual_seed(0)
+    layers = {"numbers": nn.Linear(5, 4), "indices": nn.Embedding(7, 4), "weight_norm": weight_norm(nn.Linear(5, 4))}
+    module = Formed(FORMS[form], layers[first])
+    inputs = np.arange(11) % 7 if first == "indices" else np.random.default_rng(0).standard_normal((11, 5))
+    state = {name: value.detach().numpy() for name, value in module.state_dict().items()}
+    one = {name: np.stack([value] * 3) for name, value in state.items()}
+    two = {name: value.copy() for name, value in one.items()}
+    two["last.weight"][1] *= 1.5
+    found = EquivalenceChecker(Architecture.of(state, name="formed"), module).output_differences(one, two, inputs)
+    assert found[0] == found[2] == 0 and found[1] > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        (lambda h: "nothing", "formed: outputs: expected tensors, got str. Return tensors"),
+        (
+            lambda h: nn.functional.linear(h, torch.ones(2, 3)),
+            r"inputs of shape \(2, 5\), as float64: .*attribute is to be",
+        ),
+        (lambda h: h @ h, r"expected inputs that the network takes, got RuntimeError: .*2x3"),
+    ],
+)
+def test_what_the_network_does_not_compute_is_refused(form: Callable[[torch.Tensor], Any], message: str) -> None:
+    module = Formed(form, nn.Linear(5, 4))
+    state = {name: value.detach().numpy() for name, value in module.state_dict().items()}
+    one = {name: value[None] for name, value in state.items()}
+    checker = EquivalenceChecker(Architecture.of(state, name="formed"), module)
+    for inputs in (np.ones((2, 5)), np.full((2, 5), 0.5)):
+        with pytest.raises(ZooError, match=message):
+            checker.output_differences(one, one, inputs)
 
 
 @pytest.mark.parametrize("buffer", ["bn1.running_mean", "bn1.running_var", "layer2.0.bn1.bias"])

@@ -31,6 +31,7 @@ from ckptzoo.symmetry.kinds.registry import is_balanced, matrix_kind_of
 from ckptzoo.symmetry.matrices.tables import unmixed
 from ckptzoo.symmetry.matrix_action import (
     Arrays,
+    MixedChannels,
     by_tensor,
     have_unit_gains,
     is_acting,
@@ -366,6 +367,7 @@ def _scale(arrays: dict[str, NDArray[Any]], symmetry: Symmetry, found: Settled) 
             break
     else:
         found.unresolved[:] |= chained != []
+    found.unresolved[:] |= _dead_in_front_of_blocks(arrays, symmetry, table)
     found.scales.update({group.id: total.scales[group.id] for group in symmetry.groups if group.resizes})
 
 
@@ -384,6 +386,29 @@ def _chained(symmetry: Symmetry, table: Symmetry) -> list[Group]:
                 if any(item.group in before and not item.inverted for item in mixed):
                     reading |= {item.group for item in mixed if item.inverted}
     return [group for group in symmetry.groups if group.id in reading and _kind(group).whitens]
+
+
+def _dead_in_front_of_blocks(arrays: Arrays, symmetry: Symmetry, table: Symmetry) -> NDArray[np.bool_]:
+    """Return (K,) whether nothing writes a channel whose scale is that of a column which matrices with sizes mix."""
+    moments, dead = Moments(arrays, table), np.zeros(len(next(iter(arrays.values()))), bool)
+    into = {
+        name
+        for name, axes in _balanced_axes(symmetry)
+        if any((item.axis, item.group) in axes and not item.inverted for item in _mixed(name, symmetry))
+    }
+    for group in table.groups if into else ():
+        reading = [action for action in moments.readers(group.id) if action.tensor in into]
+        if reading and group.resizes:
+            silent = np.ones((len(dead), group.n), bool)
+            for action in moments.writers(group.id):
+                silent &= moments.unordered_norms(action, group.id, {}, {}).values == 0
+            for action in reading if silent.any() else ():
+                dead |= (silent & (moments.unordered_norms(action, group.id, {}, {}).values != 0)).any(axis=1)
+    return dead
+
+
+def _mixed(name: str, symmetry: Symmetry) -> list[MixedChannels]:
+    return mixed_channels(symmetry.actions_on(name), symmetry)
 
 
 def _on_two_axes(group: Group, symmetry: Symmetry) -> bool:

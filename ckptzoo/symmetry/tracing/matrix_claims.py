@@ -70,6 +70,8 @@ def normalised_streams(
         scaled = {group.id for group in symmetry.groups if group.id in likes and group.resizes}
         right = {action.role for action in own} <= {"out", "in", "bias"} and (bool(gains) or bare) and gains <= scaled
         right &= {action.role for action in others} <= {"gain", "shift", "in", "bias"}
+        # the gauge takes the basis from the weights that write the stream, and a table of vectors alone is none
+        right &= any(action.role == "out" for action in own)
         # a gain of another size would be one for several channels, which the matrices mix
         right &= all(math.prod(shapes[action.tensor]) == leader.n for action in others if action.role == "gain")
         if isinstance(leader.perm, Sym) and leader.n > 1 and not leader.resizes and plain and right:

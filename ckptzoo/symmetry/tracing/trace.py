@@ -1,6 +1,5 @@
 """From a module to its verified symmetry table: one pass over its operations, with the example's numbers."""
 
-import copy
 import operator
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx, nn
+from torch.nn.parameter import is_lazy
 
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.schema.architecture import Architecture
@@ -31,6 +31,7 @@ from ckptzoo.symmetry.tracing.graph import (
     schema_of,
     widened,
 )
+from ckptzoo.symmetry.tracing.module_copy import copied_in_float64
 from ckptzoo.symmetry.tracing.rules.buffers import computed_from_buffers, placed_or_fixed, stored_buffer
 from ckptzoo.symmetry.tracing.rules.call import (
     CONSTANT,
@@ -44,11 +45,15 @@ from ckptzoo.symmetry.tracing.rules.call import (
 )
 from ckptzoo.symmetry.tracing.rules.registry import FILLS, RULES, is_check, is_known, is_linear
 from ckptzoo.symmetry.tracing.rules.weights import computed_weight
+from ckptzoo.symmetry.tracing.shared_memory import check_memory
 from ckptzoo.symmetry.tracing.table import build_table
 from ckptzoo.symmetry.tracing.verify import verify_table
 
 _ROWS = 2
 """Rows of the example that the pass takes; a module that insists on another number gets all of them."""
+_OF_SIZES = frozenset({"_operator", "math", "builtins", "torch"})
+"""Modules with functions on sizes, such as ``torch.sym_max``. Others may change the state of the process: those of
+``torch.func.vmap`` would leave it in the midst of a transform where the trace ends in between."""
 _COPIES = frozenset({"clone", "detach", "alias", "contiguous"})
 """Operators whose result has the numbers of a tensor in the same places."""
 
@@ -59,20 +64,25 @@ def trace_module(module: nn.Module, example_input: Any) -> Traced:
     _check_numbers(module)
     arch = Architecture.of(module.state_dict(), name=type(module).__name__, input_shape=example.shape)
     names = {name: tensor.name for tensor in arch.tensors for name in (tensor.name, *tensor.aliases)}
-    double = _copied(module).cpu().double().eval()
+    double = copied_in_float64(module)
     constraints, found = _constraints_of(double, names, example)
     derived, notes, mixable, normed = build_table(constraints, arch)
     derived = replace(derived, folds=candidate_folds(found, names))
     derived.check(arch)
     bounds, vectors = constraints.index_bounds, constraints.head_vectors
     symmetry, worst, failed = verify_table(double, arch, derived, example, bounds, mixable, vectors, normed)
-    return Traced(symmetry, arch, notes + failed, worst)
+    check_memory(module, double, found, symmetry)
+    tied = tuple((other, tensor.name) for tensor in arch.tensors for other in tensor.aliases)
+    return Traced(replace(symmetry, tied=tied), arch, notes + failed, worst)
 
 
 def _check_numbers(module: nn.Module) -> None:
-    """Check that no parameter or buffer has a NaN, and no parameter an infinite number; masks may be infinite."""
+    """Check that parameters and buffers have numbers, none is NaN, and none infinite but in buffers, such as masks."""
+    stored = module.state_dict().keys()
     for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
         for name, value in tensors:
+            if (lacking := _lacking(value, name in stored)) is not None:
+                raise SymmetryError(Problem("symmetry.trace", f"{kind} {name!r}", "a tensor of numbers", *lacking))
             wrong = value.isnan() if kind == "buffer" or not value.is_floating_point() else ~value.isfinite()
             if bool(wrong.any()):
                 got = f"{int(wrong.sum())} of {value.numel()} that are NaN or infinite"
@@ -80,11 +90,15 @@ def _check_numbers(module: nn.Module) -> None:
                 raise SymmetryError(Problem("symmetry.trace", f"{kind} {name!r}", "finite numbers", got, step))
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """Return a copy of a module, also where it keeps weights that it computed, as torch.nn.utils.weight_norm does."""
-    computed = (item for part in module.modules() for item in vars(part).values() if isinstance(item, torch.Tensor))
-    # deepcopy refuses tensors that autograd has computed
-    return copy.deepcopy(module, {id(item): item.detach().clone() for item in computed if not item.is_leaf})
+def _lacking(value: torch.Tensor, stored: bool) -> tuple[str, str] | None:
+    """Return what a tensor is in place of one with all its numbers, and what to do; None where it has them."""
+    if is_lazy(value):
+        return "one whose shape is open", "Call the module on an example first."
+    if value.is_meta:
+        return "one on the device 'meta'", "Load weights first, by assign=True."
+    if value.layout != torch.strided and stored:
+        return f"one of layout {value.layout}", "Keep it as to_dense(), or register it with persistent=False."
+    return None
 
 
 def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Example) -> tuple[Constraints, Operations]:
@@ -94,7 +108,7 @@ def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Exampl
             return _constraints_of(module, names, example.rows(_ROWS))
     try:
         return _interpreted(operations(module, example), names, example)
-    except SharedMemoryChanged:
+    except (SharedMemoryChanged, Transformed):
         return _interpreted(operations(module, example, functional=True), names, example)
     except OperationFailed:
         check_that_it_runs(module, example)
@@ -109,6 +123,10 @@ def _interpreted(found: Operations, names: Mapping[str, str], example: Example) 
 
 class SharedMemoryChanged(SymmetryError):
     """A tensor is changed in place that others share, so that the labels of these would be wrong."""
+
+
+class Transformed(SymmetryError):
+    """A function is called that makes no value, such as one with which ``torch.func.vmap`` begins."""
 
 
 class OperationFailed(SymmetryError):
@@ -135,7 +153,9 @@ class Interpreter:
         arguments: list[Any] = []
         for node in self._found.graph.find_nodes(op="placeholder"):
             if node.name in self._found.tensors:
-                arguments.append(self._stored(*self._found.tensors[node.name]))
+                target, tensor = self._found.tensors[node.name]
+                self._check_reference(target, tensor)
+                arguments.append(self._stored(target, tensor))
             else:
                 arguments.append(self._input(*leaves[node.name]))
         outputs = self._run(self._found.graph, arguments)
@@ -165,7 +185,8 @@ class Interpreter:
             elif node.op == "get_attr":
                 values[node] = operator.attrgetter(str(node.target))(graph.owning_module)
             else:
-                self.constraints.operation = f"{name_of(node.target)!r} ({location_of(node)})"
+                location = location_of(node)
+                self.constraints.operation = repr(name_of(node.target)) + (f" ({location})" if location else "")
                 values[node] = self._checked_call(node, args, kwargs)
             for used in node.all_input_nodes:
                 uses_left[used] -= 1
@@ -173,6 +194,16 @@ class Interpreter:
                     del values[used]
         self._live.pop()
         return outputs
+
+    def _check_reference(self, target: str, tensor: torch.Tensor) -> None:
+        """Check that a constant is no tensor of the state dict, used where no weights of another network would come."""
+        if target in self._names or tensor.layout != torch.strided or not tensor.numel():
+            return
+        for other, stored in self._found.tensors.values():
+            if other in self._names and stored.data_ptr() == tensor.data_ptr():
+                expected, got = "uses of the parameter or buffer itself", "one through a list or another object"
+                step = f"Use self.{other} in the forward function, or an nn.ParameterList in place of a list."
+                raise SymmetryError(Problem("symmetry.trace", f"tensor {other!r}", expected, got, step))
 
     def _initial_labels(self, name: str, tensor: torch.Tensor) -> Labels:
         return constant_labels(tensor.ndim, self.constraints.paths.id_of("start", name))
@@ -209,11 +240,13 @@ class Interpreter:
         if target is operator.getitem:
             return target(*args)
         if isinstance(target, type) and issubclass(target, tuple):  # such as torch.return_types.max
-            return tuple(args[0])
+            return tuple(args[0] if isinstance(args[0], (tuple, list)) else args)
         # torch.export's wrap_with_autocast and wrap_with_set_grad_enabled
         if name_of(target).startswith("wrap_with"):
             return self._part(node, args)
         if (schema := schema_of(target)) is None:
+            if getattr(target, "__module__", None) not in _OF_SIZES:
+                raise Transformed(self._unknown_operation(node).problems)
             if any(values_in((args, kwargs))):
                 raise self._unknown_operation(node)
             return target(*args, **kwargs)  # on sizes alone

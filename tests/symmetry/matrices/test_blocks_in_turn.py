@@ -137,6 +137,28 @@ def check_element(made: Any, weights: Weights, table: Symmetry, name: str) -> No
     assert known == (not again.report.degenerate.any())
 
 
+@pytest.mark.parametrize("seed", range(examples(40, 4)))
+def test_dead_units_in_front_of_a_block_are_said_to_be_open(seed: int) -> None:
+    """A matrix changes the norm of the column that reads a dead unit, which alone could settle the unit's scale."""
+    rng = np.random.default_rng(seed)
+    width, rank = rng.integers(2, 6, 2).tolist()
+    parts = [nn.Linear(3, width), nn.ReLU(), nn.Linear(width, rank), nn.Linear(rank, 5)]
+    module = nn.Sequential(*parts).double()
+    table = trace(module, torch.randn(4, 3)).symmetry
+    weights = {name: rng.standard_normal((3, *value.shape)) for name, value in module.state_dict().items()}
+    dead, unread = rng.random((3, width)) < 0.3, rng.random((3, width)) < 0.3
+    weights["0.weight"][dead], weights["0.bias"][dead] = 0, 0
+    weights["2.weight"].swapaxes(1, 2)[unread] = 0
+    first, second = (
+        canonicalize(apply(GroupElement.random(table, 3, np.random.default_rng(at), spread=0.4), weights, table), table)
+        for at in (1, 2)
+    )
+    is_open = (dead & ~unread).any(axis=1)
+    assert first.report.unresolved.tolist() == second.report.unresolved.tolist() == is_open.tolist()
+    one, other = ({name: value[~is_open] for name, value in made.weights.items()} for made in (first, second))
+    assert is_open.all() or distance(one, other) < 1e-9
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -120,3 +120,61 @@ def test_one_value_for_all_three_is_read_as_a_whole() -> None:
     whole, parts = (trace(Self(apart), torch.randn(2, 5, 3)).symmetry for apart in (False, True))
     assert whole.groups == parts.groups
     assert {action.tensor for action in whole.actions} == {action.tensor for action in parts.actions}
+
+
+QUERIES = {
+    "expanded": lambda table, x: table.expand(len(x), -1, -1),
+    "repeated": lambda table, x: table.repeat(len(x), 1, 1),
+    "added to zeros": lambda table, x: torch.zeros(len(x), 1, 1) + table.repeat(len(x), 1, 1),
+    "some rows": lambda table, x: table[1:].expand(len(x), -1, -1),
+    "rows in another order": lambda table, x: table.flip(0).unsqueeze(0).repeat(len(x), 1, 1),
+    "channels in another order": lambda table, x: table.flip(1).expand(len(x), -1, -1),
+}
+
+
+@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.sampled(2)
+def test_learned_queries_that_a_layer_reads(name: str) -> None:
+    """As in Perceiver and DETR: a matrix in front of the layer, and the heads of the attention behind it."""
+
+    class Queries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(3, 4))
+            self.first, self.queries, self.keys, self.values = (nn.Linear(4, 4) for _ in range(4))
+            self.out = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            queries = self.queries(torch.relu(self.first(QUERIES[name](self.table, x))))
+            return self.out((queries @ self.keys(x).mT).softmax(-1) @ self.values(x))
+
+    table = checked_trace(Queries(), torch.randn(2, 5, 4)).symmetry
+    scales = {group.id: (group.n, group.scale) for group in table.groups}
+    assert scales == {
+        "table": (4, "linear"),
+        "first": (4, "positive"),
+        "queries": (4, "linear"),
+        "values": (4, "linear"),
+    }
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
+def test_learned_queries_that_a_norm_reads_are_canonical(norm: type[nn.Module]) -> None:
+    """Nothing but the table writes what the norm reads, so that no weights determine a basis."""
+
+    class Queries(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.norm = nn.Parameter(torch.randn(3, 4)), norm(4)
+            self.queries, self.keys, self.values = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            queries = self.queries(self.norm(self.table.expand(len(x), -1, -1)))
+            return (queries @ self.keys(x).mT).softmax(-1) @ self.values(x)
+
+    module = Queries().double()
+    traced = checked_trace(module, torch.randn(2, 5, 4))
+    inputs, state = torch.randn(2, 5, 4).double(), module.state_dict()
+    weights = canonicalize({name: value[None].clone() for name, value in state.items()}, traced).weights
+    found = torch.func.functional_call(module, {name: value[0] for name, value in weights.items()}, (inputs,))
+    torch.testing.assert_close(found, module(inputs), rtol=1e-9, atol=1e-9)

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from ckptzoo.errors import SymmetryError
 from ckptzoo.symmetry import count, trace
 from tests.support.effort import examples
 from tests.symmetry.tracing.helpers import Net, checked_trace, linear, net, parameter, part
@@ -140,6 +141,20 @@ def test_two_operations_in_a_row_keep_outputs(seed: int) -> None:
         return second(m, h)
 
     checked_trace(_between(both), STEPS)
+
+
+def test_a_function_that_is_mapped_over_examples() -> None:
+    """``torch.func.vmap`` gives the table of the same layers without it, and no trace leaves torch in the midst of it."""
+
+    def mapped(act: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any, torch.Tensor], torch.Tensor]:
+        return lambda m, x: torch.func.vmap(lambda row: m.b(act(m.a(row))))(x)
+
+    parts = {"a": linear(5, 4), "b": linear(4, 2)}
+    plain = trace(net(lambda m, x: m.b(m.a(x).relu()), **parts), STEPS).symmetry
+    assert checked_trace(net(mapped(torch.relu), **parts), STEPS).symmetry == plain
+    with pytest.raises(SymmetryError, match=r"'copysign' .*expected an operation that there is a rule for"):
+        trace(net(mapped(lambda h: torch.copysign(h, h.cos())), **parts), STEPS)
+    torch.randn(2)  # refused within vmap
 
 
 @pytest.mark.parametrize("kind", [nn.GRUCell, nn.LSTMCell, nn.RNNCell])

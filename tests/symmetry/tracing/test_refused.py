@@ -275,6 +275,39 @@ def test_running_statistics_that_are_no_numbers() -> None:
         trace(module, images())
 
 
+class Sparse(nn.Linear):
+    """A layer with a sparse buffer, as layers on graphs have."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 4)
+        self.register_buffer("graph", torch.eye(3).to_sparse())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.LazyLinear(4), r"parameter '0\.weight': .* got one whose shape is open. Call"),
+        (lambda: nn.Linear(5, 4, device="meta"), r"parameter '0\.weight': .* got one on the device 'meta'. Load"),
+        (Sparse, r"buffer '0\.graph': expected a tensor of numbers, got one of layout torch\.sparse_coo. Keep"),
+    ],
+)
+def test_weights_without_numbers(make, message: str) -> None:
+    with pytest.raises(SymmetryError, match=rf"^symmetry\.trace: {message}"):
+        trace(nn.Sequential(make(), nn.ReLU(), nn.Linear(4, 2)), rows(5))
+
+
+def test_what_a_forward_pass_has_left_in_the_module_changes_nothing() -> None:
+    def forward(m: Net, x: torch.Tensor) -> torch.Tensor:
+        m.seen["h"] = [m.a(x).relu()]
+        return m.c(m.seen["h"][0])
+
+    module = net(forward, a=linear(5, 4), c=linear(4, 2))
+    module.seen = {}
+    before = trace(module, rows(5)).symmetry
+    module(rows(5))
+    assert trace(module, rows(5)).symmetry == before and module.seen["h"][0].dtype == torch.float32
+
+
 def test_a_mask_in_a_buffer_may_be_infinite() -> None:
     mask = torch.tensor([0.0, float("-inf")])
     module = net(lambda m, x: m.c((m.a(x) + m.mask).softmax(1)), a=linear(5, 2), c=linear(2, 2), mask=mask.clone)

@@ -1,5 +1,7 @@
 """What moves entries and changes none: where channels are after it, and which of them stay alike."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -210,6 +212,16 @@ CASES |= {
 @pytest.mark.sampled(4)
 def test_tables(name: str) -> None:
     check(CASES[name])
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_is_joined_with_nothing_is_as_it_was(axis: int) -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        h = m.a(x)
+        return m.b(torch.relu(torch.cat([h.new_zeros((*h.shape[:axis], 0, *h.shape[axis + 1 :])), h], axis)))
+
+    found = checked_trace(net(forward, a=linear(5, 4), b=linear(4, 2)), rows(5)).symmetry
+    assert text(found) == lines("a 4 sym positive | a: -> a@0+4 | b: a@0+4 ->")
 
 
 def test_changes_in_place_through_a_view_are_followed() -> None:

@@ -186,23 +186,29 @@ class Call:
 
     def labels_along(self, value: Value, axis: int) -> Labels:
         """Return ``labels_of`` where a parameter may have several axes: this one gets the channels that it writes."""
-        if not value.unlabelled or len(value.long_axes) < 2 or value.entries is not None or axis not in value.long_axes:
+        if not value.unlabelled or len(value.long_axes) < 2 or axis not in value.long_axes:
             return self.labels_of(value)
-        assert value.source is not None
-        name, axes = value.source
-        for other in value.long_axes:
-            source = axes[other]
-            assert source is not None
-            if other != axis:
-                self.constraints.fix_axis(name, source, value.tensor.shape[other])
-        source = axes[axis]
-        assert source is not None
-        labels = self.constraints.write(name, source, value.tensor.shape[axis], "bias")
-        return labels.on_axis(axis, value.tensor.ndim)
+        found = value.coordinates(self.constraints.shapes[value.name], value.tensor.ndim)
+        sources = [source for source, at in found.items() if _varies(at, axis)]
+        # what was moved so that several of its axes are along this one, or one along several
+        if len(sources) != 1 or any(_varies(found[sources[0]], other) for other in value.long_axes if other != axis):
+            return self.labels_of(value)
+        shape = self.constraints.shapes[value.name]
+        for source in found.keys() - sources:
+            self.constraints.fix_axis(value.name, source, shape[source])
+        (source,) = sources
+        labels = self.constraints.write(value.name, source, shape[source], "bias")
+        places = np.moveaxis(found[source], axis, -1).reshape(-1, found[source].shape[axis])[0]
+        return labels.map(lambda item: item if item.size == 1 else item[places]).on_axis(axis, value.tensor.ndim)
 
     def unsupported(self, expected: str, got: str, step: str = DECLARE_BY_HAND) -> SymmetryError:
         """Return the error for a use that the rules do not cover."""
         return SymmetryError(Problem("symmetry.trace", self.constraints.operation, expected, got, step))
+
+
+def _varies(positions: NDArray[np.int64], axis: int) -> bool:
+    """Whether positions differ along an axis."""
+    return positions.shape[axis] > 1 and bool((positions != positions.take([0], axis=axis)).any())
 
 
 def values_in(item: Any) -> Iterator[Value]:

@@ -262,8 +262,20 @@ def with_new_paths(call: Call, labels: Labels) -> Labels:
     return replace(labels, path=call.constraints.paths.extend((call.description, *others), labels.path))
 
 
-def add(call: Call) -> Labels:
-    """``a + b``, ``a - b``: both sides are scaled alike."""
+def add(call: Call) -> Any:
+    """``a + b``, ``a - b``: both sides are scaled alike. A parameter beside zeros stays one."""
+    left, right = (_as_value(call, call.argument(name)) for name in ("self", "other"))
+    for value, zeros in ((left, right), (right, left)):
+        if (
+            value.unlabelled
+            and len(value.long_axes) > 1
+            and (call.name, call.argument("alpha")) == ("add", 1)
+            and zeros.origin == CONSTANT
+            and zeros.stored is None
+            and value.tensor.shape == call.result.shape
+            and not bool(zeros.tensor.any())
+        ):
+            return replace(value, tensor=call.result)
     return _combine(call, ADD)
 
 

@@ -118,7 +118,7 @@ def _states(call: Call, state: Value, count: int) -> list[Labels]:
     if state.origin == CONSTANT and state.stored is None and not bool(state.tensor.any()):
         # torch fills in zeros where no state is given
         return [constraints.unconstrained(np.ones(size, bool)) for _ in range(count)]
-    labels = call.labels_of(state)
+    labels = call.labels_along(state, state.tensor.ndim - 1)
     last, layered = state.tensor.ndim - 1, not call.name.endswith("_cell")
     if any(axis not in ((0, last) if layered else (last,)) for axis in labels.varying_axes):
         raise call.unsupported("channels of a state on its last axis", "others")

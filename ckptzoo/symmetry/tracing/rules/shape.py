@@ -84,7 +84,7 @@ def concatenate(call: Call) -> Any:
     for value in values:
         known = value.origin == CONSTANT and value.stored is None
         if known and value.tensor.ndim == call.result.ndim and value.labels.invariant:
-            zero = (value.tensor == 0).movedim(axis, 0).reshape(value.tensor.shape[axis], -1).all(1).cpu().numpy()
+            zero = (value.tensor == 0).movedim(axis, 0)[:, None].flatten(1).all(1).cpu().numpy()
             value.labels = _with_free_zeros(call.constraints, value, zero, axis)
     _label_parameters(call, values, axis)
     _tie_in_line(call, values, axis)

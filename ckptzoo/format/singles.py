@@ -56,7 +56,10 @@ class Singles:
             if type(array) is not np.ndarray:
                 if not hasattr(array, "detach"):
                     return False
-                array = as_numpy(array)
+                try:
+                    array = as_numpy(array)
+                except TypeError:
+                    return False
             place = stacked[at, ...]  # without it a number, where a tensor has no axes
             if array.shape != stacked.shape[1:] or array.dtype != stacked.dtype:
                 return False
@@ -136,10 +139,20 @@ def json_of(extra: Any, *, location: str) -> Any:
 
 
 def as_numpy(value: Any) -> NDArray[Any]:
-    """A numpy array over the memory of a numpy array or a torch tensor on the CPU; bfloat16 through ml_dtypes."""
-    if hasattr(value, "detach"):
+    """A numpy array over the memory of a numpy array or a torch tensor on the CPU; bfloat16 through ml_dtypes.
+
+    Raises ``TypeError`` for a tensor whose numbers numpy cannot have: on the device ``meta``, sparse, quantised or
+    nested ones, those not initialised, and those of other dtypes.
+    """
+    if not hasattr(value, "detach"):
+        return np.asarray(value)
+    try:
         value = value.detach().cpu()
         if str(value.dtype) == "torch.bfloat16":  # whose numpy() raises; torch is imported where there is such a tensor
             return value.contiguous().view(sys.modules["torch"].int16).numpy().view(numpy_dtype("bfloat16"))
+        if value.is_conj() or value.is_neg():  # views of complex tensors, whose signs are to come
+            value = value.resolve_conj().resolve_neg()
         return value.numpy()
-    return np.asarray(value)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+        kind = " ".join(str(getattr(value, fact, "")).removeprefix("torch.") for fact in ("layout", "dtype", "device"))
+        raise TypeError(f"a {type(value).__name__} without such numbers ({kind})") from error

@@ -590,10 +590,17 @@ def _shape(spec: str | None) -> str:
 
 def _as_numpy(value: Any, location: str, name: str) -> NDArray[Any]:
     """A tensor as an array; anything else is named in an error."""
-    if isinstance(value, Mapping) or not (hasattr(value, "shape") and hasattr(value, "dtype")):
+    # some tensors of torch raise errors where they are asked for their shape
+    if isinstance(value, Mapping) or not (
+        hasattr(value, "detach") or (hasattr(value, "shape") and hasattr(value, "dtype"))
+    ):
         step = "Pass the state dict itself, model.state_dict()."
         raise SpecError(Problem(location, f"tensor {name!r}", "an array", type(value).__name__, step))
-    return as_numpy(value)
+    try:
+        return as_numpy(value)
+    except TypeError as error:
+        step = "Load its numbers, or pass it dense: to_dense(), dequantize(), to(torch.float32)."
+        raise SpecError(Problem(location, f"tensor {name!r}", "numbers in memory", str(error), step)) from error
 
 
 def as_state_dict(weights: Any, location: str, what: str) -> Mapping[str, Any]:

@@ -528,7 +528,10 @@ class Recorder:
 
     def _checked(self, weights: Mapping[str, Any], row: dict[str, Any]) -> tuple[Mapping[str, Any], dict[str, Any]]:
         """Return tensors as arrays, and the row, compared with the architecture and the columns."""
-        arrays = {name: as_numpy(value) if hasattr(value, "dtype") else value for name, value in weights.items()}
+        try:
+            arrays = {name: as_numpy(value) if hasattr(value, "dtype") else value for name, value in weights.items()}
+        except TypeError:
+            return self._writer.check(weights, row)  # which names the tensor
         if self._dtype is not None:
             arrays = self._cast(arrays, numpy_dtype(self._dtype))
         if arrays.keys() == self._expected.keys() and all(

@@ -1,6 +1,7 @@
 """Clients wait a hundredth of the usual time between attempts here."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.faults.counts import COUNTS
 from tests.faults.material import zoo_of
 from tests.faults.processes import HURRIED, defaults_of
 from tests.support.effort import ALL
-from tests.support.hosted import hosted
+from tests.support.hosted import SMALL, hosted
 from tests.support.hub_clients import allow_large_upload_warnings, fast_clock, isolate_clients
 
 HERE = Path(__file__).parent
@@ -81,5 +82,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A server for all tests, where each uses repositories of its own."""
     folder = tmp_path_factory.mktemp("bench")
-    with hosted(folder / "served") as server:
+    # hundreds of runs contribute to one server
+    with hosted(folder / "served", limits=replace(SMALL, contributor_discussions=10_000)) as server:
         yield Bench(server, folder)

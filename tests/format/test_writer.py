@@ -140,6 +140,37 @@ def test_what_differs_is_one_sentence(tmp_path: Path) -> None:
         writer.add({"model": good, "epoch": 3}, {"id": "a"})
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:torch", "ignore:.*torch.nested", "ignore:.*quant")
+def test_tensors_without_numbers_in_memory_are_named(tmp_path: Path) -> None:
+    """As the first checkpoint, after another and in a training loop; views with signs to come have numbers."""
+    import torch
+
+    dense = torch.arange(12.0).reshape(3, 4)
+    without = {
+        "meta": dense.to("meta"),
+        "sparse_coo": dense.to_sparse(),
+        "qint8": torch.quantize_per_tensor(dense, 0.1, 0, torch.qint8),
+        "float8_e5m2": dense.to(torch.float8_e5m2),
+        "a Tensor": torch.nested.nested_tensor([*dense]),
+        "UninitializedParameter": torch.nn.UninitializedParameter(),
+    }
+    arch = ckptzoo.Architecture("toy", (ckptzoo.Tensor("w", (3, 4)),))
+    writer = ckptzoo.create(tmp_path / "zoo", arch=arch)
+    for turn in range(2):
+        for name, value in without.items():
+            with pytest.raises(SpecError, match=f"tensor 'w': expected numbers in memory, got .*{name}"):
+                writer.add({"w": value}, {"id": "a"})
+        mirrored = torch.complex(dense, dense).conj().imag
+        assert mirrored.is_neg()
+        writer.add({"w": mirrored}, {"id": str(turn)})
+    writer.commit()
+    assert np.array_equal(ckptzoo.open(tmp_path / "zoo")["w"][:], np.stack([-dense.numpy()] * 2))
+    with ckptzoo.record(tmp_path / "run", arch=arch, member="m") as recorder:
+        for value in without.values():
+            with pytest.raises(SpecError, match="tensor 'w': expected numbers in memory"):
+                recorder.save({"w": value}, step=1)
+
+
 def test_numbers_without_axes_are_numbers(tmp_path: Path) -> None:
     import torch
 

@@ -108,7 +108,7 @@ def _constraints_of(module: nn.Module, names: Mapping[str, str], example: Exampl
             return _constraints_of(module, names, example.rows(_ROWS))
     try:
         return _interpreted(operations(module, example), names, example)
-    except (SharedMemoryChanged, Transformed):
+    except (SharedMemoryChanged, StateChanged):
         return _interpreted(operations(module, example, functional=True), names, example)
     except OperationFailed:
         check_that_it_runs(module, example)
@@ -125,8 +125,8 @@ class SharedMemoryChanged(SymmetryError):
     """A tensor is changed in place that others share, so that the labels of these would be wrong."""
 
 
-class Transformed(SymmetryError):
-    """A function is called that makes no value, such as one with which ``torch.func.vmap`` begins."""
+class StateChanged(SymmetryError):
+    """A function is called that may change the state of the process, as those with which ``torch.func.vmap`` begins."""
 
 
 class OperationFailed(SymmetryError):
@@ -246,7 +246,7 @@ class Interpreter:
             return self._part(node, args)
         if (schema := schema_of(target)) is None:
             if getattr(target, "__module__", None) not in _OF_SIZES:
-                raise Transformed(self._unknown_operation(node).problems)
+                raise StateChanged(self._unknown_operation(node).problems)
             if any(values_in((args, kwargs))):
                 raise self._unknown_operation(node)
             return target(*args, **kwargs)  # on sizes alone

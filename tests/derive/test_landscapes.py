@@ -169,7 +169,7 @@ def test_what_makes_no_sense_is_one_sentence(tmp_path: Path) -> None:
     refuses("name of the set", lambda: measured(path, set="Own"))
     refuses("inputs of own/test: expected sha256:.*, as before", lambda: measured(path, count=9))
     refuses("targets of own/test", lambda: landscape(path, inputs(), labels[::-1].copy(), set="own/test"))
-    refuses("checkpoints: expected at least one, got none", lambda: measured(path, where="seed == 99"))
+    refuses("checkpoints: expected at least one, got none", lambda: measured(path, where="id == 'none'"))
     refuses("probes: expected", lambda: measured(path, probes=3))
     refuses(
         "set of landscape figures .no/test.: expected one of own/test",

@@ -127,6 +127,7 @@ DROPPED = re.compile(
     r"(sha256:)?[0-9a-f]{64}|\b[0-9a-f]{12,40}\b|(?<=zoo-)[0-9a-f]{8}\b|size \|.*|, follow=True"
     # of files that nobody has read, and of a hub
     r"|\n\| note \|  \|| \(\d+ without an answer\)|<summary>\d+ columns.*"
+    r'|,\s*"extra": \{\s*"repository": "[^"]*"\s*\}'
     r'|\n\| `(finite|extra|extra.repository)` .*|,?\s*"finite": true|,?\s*\\?"repository\\?": \\?"[^"]*"'
 )
 

@@ -406,7 +406,7 @@ def test_the_commands(zoos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.exhaustive
-@pytest.mark.skipif(not (DATA / "mnist").is_dir(), reason="MNIST is not at hand (CKPTZOO_DATA)")
+@pytest.mark.skipif(not (DATA / "mnist").is_dir(), reason="MNIST is not available (CKPTZOO_DATA)")
 def test_random_steps_of_the_shipped_trajectories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTZOO_DATA", str(DATA))
     zoo = ckptzoo.open("cards/mnist-optunet-trajectories")

@@ -69,7 +69,7 @@ def test_planted_orders_are_followed(sorted_units: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "shown"),
     [
         ((1, 0, 0, 0), "at most 50% from 0 to 1, in the end 0% from 3 to 4"),
         ((0, 1, 0, 0), "0% from 0 to 1, at most 50% from 1 to 2, in the end 0% from 3 to 4"),
@@ -77,11 +77,11 @@ def test_planted_orders_are_followed(sorted_units: Make) -> None:
         ((0, 0, 0, 0), "at most 0% from 0 to 1, in the end 0% from 3 to 4"),
     ],
 )
-def test_spans_are_told_once(sorted_units: Make, changes: tuple[int, ...], told: str) -> None:
+def test_spans_are_told_once(sorted_units: Make, changes: tuple[int, ...], shown: str) -> None:
     swaps = np.cumsum([0, *changes]) % 2
     ranks = np.array([[[1, 0, 2, 3] if swap else [0, 1, 2, 3] for swap in swaps], [[0, 1, 2, 3]] * 5])
     found = permutations(followed(sorted_units, ranks / 4 - 0.4, (0, 1, 2, 3, 4)), "first-weight")
-    assert f"Orders of units that changed at all: {told}." in printed(found, 200)
+    assert f"Orders of units that changed at all: {shown}." in printed(found, 200)
 
 
 def test_orders_by_the_largest_weight_are_followed(sorted_units: Make) -> None:

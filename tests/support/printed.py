@@ -1,4 +1,4 @@
-"""What a result prints, as text."""
+"""The text that a result prints."""
 
 import io
 from typing import Any
@@ -7,7 +7,7 @@ from rich.console import Console
 
 
 def printed(found: Any, width: int = 100) -> str:
-    """The text in a window of so many columns."""
+    """Return the text in a window of a given number of columns."""
     console = Console(width=width, file=io.StringIO(), record=True)
     found.print(console)
     return console.export_text()

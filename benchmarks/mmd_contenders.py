@@ -110,6 +110,8 @@ class InTorch:
 class Torch:
     """``torch.pdist`` and ``torch.cdist`` in float32, added up over blocks in float64; kernels in torch too."""
 
+    dtype = "float32"
+
     def __init__(self, m: int, n: int) -> None:
         import torch
 
@@ -119,7 +121,7 @@ class Torch:
     def add(self, x: np.ndarray, y: np.ndarray) -> None:
         """As in ``Contender``."""
         torch = self.torch
-        one, two = torch.from_numpy(x), torch.from_numpy(y)
+        one, two = (torch.from_numpy(rows).to(getattr(torch, self.dtype)) for rows in (x, y))
         for sums, p in zip(self.sums, (1.0, 2.0), strict=True):
             parts = torch.pdist(one, p), torch.pdist(two, p), torch.cdist(one, two, p)
             for at, part in enumerate(parts):
@@ -135,12 +137,19 @@ class Torch:
         return np.array(made)
 
 
+class TorchDouble(Torch):
+    """The same with distances in float64, in which ckptzoo has those of small layers."""
+
+    dtype = "float64"
+
+
 CONTENDERS: dict[str, type[Contender]] = {
     "ckptzoo": Distances,
     "ckptzoo-numpy": InNumpy,
     "ckptzoo-torch": InTorch,
     "scipy": Scipy,
     "torch": Torch,
+    "torch, float64": TorchDouble,
 }
 
 

@@ -13,19 +13,23 @@ import numpy as np
 from array_api_compat import array_namespace, device, is_torch_array, to_device
 from numpy.typing import NDArray
 
-from ckptzoo.measure.panels import MAX_THREADS, Panel, run_tasks
+from ckptzoo.measure.panels import MAX_THREADS, ROWS, Panel, run_tasks
 
 CHUNK = 256
 """The number of columns that are added up before the sum goes on in float64."""
 TILE = 2**18
 """Bytes of a tile; with its copy about half of a core's second-level cache."""
+MAXIMA = 2**20
+"""Bytes of maxima that are taken at a time: with fewer, threads wait for the interpreter."""
 GROUP = 32
 """Rows of a product. With ``CHUNK`` columns it is small enough for BLAS to compute it on the calling thread."""
-SMALL = 2**22
+SMALL = 2**20
 """The minimum number of differences for each thread: with fewer, one thread does all."""
 COMPILED = 2**31
 """Differences from which on Numba does them where it is installed: numpy takes about a second for fewer, and that is
 what it takes to import Numba and to load what it has compiled."""
+NARROW = 16
+"""Columns of a chunk up to which maxima are taken a column at a time: numpy's loops over rows that short cost more."""
 LARGEST = 2.0**500
 """Sums of squares of smaller numbers stay finite in float64, which ends at 2^1024."""
 LARGEST_SINGLE = 2.0**100
@@ -192,7 +196,8 @@ def add_distances(panels: Sequence[Panel], block: Values, single: bool) -> None:
     rounded = _chunks(block, np.dtype(np.float32)) if single else whole
     totals = np.sum([chunk[:count].sum(axis=1, dtype=np.float64) for chunk in rounded], axis=0)
     norms = np.square(block).sum(axis=1)
-    step = TILE // rounded[0].itemsize // rounded[0].shape[1] // GROUP * GROUP
+    # a tile holds the columns of some rows, or the pairs of a panel's rows and some rows
+    step = TILE // rounded[0].itemsize // max(rounded[0].shape[1], ROWS) // GROUP * GROUP
 
     def tasks() -> Iterator[Task]:
         for panel in panels:
@@ -200,7 +205,7 @@ def add_distances(panels: Sequence[Panel], block: Values, single: bool) -> None:
                 yield panel, first, min(first + step, count)
 
     def worker() -> Callable[[Task], None]:
-        tile = np.empty(step * rounded[0].shape[1], rounded[0].dtype)
+        tile = np.empty(MAXIMA // rounded[0].itemsize, rounded[0].dtype)
 
         def act(task: Task) -> None:
             panel, first, stop = task
@@ -241,22 +246,34 @@ def _larger(chunks: Sequence[Rows], task: Task, tile: Rows) -> Values:
     part = np.zeros((len(sums), groups, GROUP), chunks[0].dtype)
     for chunk in chunks:
         width = chunk.shape[1]
+        if width <= NARROW:
+            _add_larger_by_column(sums, chunk, task, tile)
+            continue
         ones = np.ones(width, chunk.dtype)
         rows_of_tile = chunk[first : first + groups * GROUP]
-        maxima = tile[: rows_of_tile.size].reshape(rows_of_tile.shape)
-        views = [
-            (rows_of_tile[start:], maxima[start:], maxima[start:].reshape(-1, GROUP, width))
-            for start in range(0, groups * GROUP, GROUP)
-        ]
-        for row, into in enumerate(part, panel.start):
-            # Groups of the tile whose rows all come before this one's pairs are left out.
-            skip = (row + 1 - first) // GROUP if row > first else 0
+        together = max(1, len(tile) // rows_of_tile.size)
+        for start in range(0, len(part), together):
+            rows = chunk[panel.start + start : min(panel.start + start + together, panel.stop)]
+            # groups of the tile whose rows all come before these rows' pairs are left out
+            skip = max(0, panel.start + start + 1 - first) // GROUP
             if skip < groups:
-                rows, larger, products = views[skip]
-                np.maximum(rows, chunk[row], out=larger)
-                np.matmul(products, ones, out=into[skip:])
+                later = rows_of_tile[skip * GROUP :]
+                maxima = tile[: len(rows) * later.size].reshape(len(rows), len(later), width)
+                np.maximum(later, rows[:, None], out=maxima)
+                groups_of_maxima = maxima.reshape(len(rows), -1, GROUP, width)
+                np.matmul(groups_of_maxima, ones, out=part[start : start + together, skip:])
         sums += part.reshape(sums.shape)
     return sums
+
+
+def _add_larger_by_column(sums: Values, chunk: Rows, task: Task, tile: Rows) -> None:
+    """Add the sums of the larger elements of one chunk to the first columns of ``sums``."""
+    panel, first, stop = task
+    rows, columns = panel.stop - panel.start, stop - first
+    maxima = tile[: rows * columns].reshape(rows, columns)
+    for own, others in zip(chunk[panel.start : panel.stop].T, chunk[first:stop].T.copy(), strict=True):
+        np.maximum(own[:, None], others, out=maxima)
+        sums[:, :columns] += maxima
 
 
 def _products(chunks: Sequence[Values], task: Task) -> Values:

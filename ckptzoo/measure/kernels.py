@@ -3,11 +3,12 @@
 Bandwidths follow the rule of arXiv 2310.08287's code. Sums are of the samples as they are, or with rows exchanged.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 from numpy.typing import ArrayLike, NDArray
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
@@ -21,8 +22,11 @@ FIRST = 500
 
 Rule = Literal["paper", "fixed"]
 RULES: tuple[Rule, ...] = ("paper", "fixed")
-PIECE = 2**16
-"""The number of distances whose kernels are computed at a time."""
+PIECE = 2**18
+"""The number of distances whose kernels are computed at a time: with fewer, threads wait for the interpreter."""
+LEAST = -700.0
+"""Exponents below this one count as this one, whose kernel is 1e-304. Vectorised code leaves numbers from -708 on,
+where float64 ends, and infinite ones to scalar code, which takes up to ten times as long."""
 
 Values = NDArray[np.float64]
 Host = Callable[[Any], Any]
@@ -102,11 +106,15 @@ def _rule_distances(
     return np.concatenate(blocks)
 
 
-def kernel_exponents(panel: Panel, rows: slice, bandwidths: Values, number: int) -> Any:
-    """Return a new array of one kernel's exponents for some rows; minus infinity where a pair does not count."""
+def kernel_of(panel: Panel, rows: slice, bandwidths: Values, number: int, out: Any = None) -> Any:
+    """Return one kernel of some rows' pairs, in ``out`` where given; 1e-304 where a pair does not count."""
     b = float(bandwidths[number])
+    distances = (panel.manhattan if number < COUNT else panel.squares)[rows]
+    xp: Any = array_namespace(distances)
     # without the usual factor 2 in the Gaussian, as in the code of arXiv 2310.08287
-    return panel.manhattan[rows] * (-1 / b) if number < COUNT else panel.squares[rows] * (-1 / b / b)
+    kernel = xp.multiply(distances, -1 / b if number < COUNT else -1 / b / b, out=out)
+    xp.maximum(kernel, xp.full_like(kernel[:1, :1], LEAST), out=kernel)
+    return xp.exp(kernel, out=kernel)
 
 
 def unbiased(within_x: Any, within_y: Any, across: Any, m: int, n: int) -> Any:
@@ -130,17 +138,23 @@ def kernel_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Values
     ]
     sums = np.empty((len(pieces), 2 * COUNT, 2))
 
-    def sum_piece(number: int) -> None:
-        panel, rows = pieces[number]
-        x_columns = panel.x_columns
-        for kernel_number in range(2 * COUNT):
-            kernel = kernel_exponents(panel, rows, bandwidths, kernel_number)
-            xp: Any = array_namespace(kernel)
-            # pairs that do not count are infinitely far apart: their kernel is 0
-            xp.exp(kernel, out=kernel)
-            sums[number, kernel_number] = [float(xp.sum(kernel[:, :x_columns])), float(xp.sum(kernel[:, x_columns:]))]
+    def summer() -> Callable[[int], None]:
+        xp: Any = array_namespace(panels[0].manhattan)
+        memory = xp.empty(step * columns, dtype=xp.float64, device=device(panels[0].manhattan))
 
-    run_tasks(range(len(pieces)), lambda: sum_piece)
+        def act(number: int) -> None:
+            panel, rows = pieces[number]
+            x_columns = panel.x_columns
+            shape = panel.manhattan[rows].shape
+            out = xp.reshape(memory[: math.prod(shape)], shape)
+            for kernel_number in range(2 * COUNT):
+                kernel = kernel_of(panel, rows, bandwidths, kernel_number, out)
+                left, right = xp.sum(kernel[:, :x_columns]), xp.sum(kernel[:, x_columns:])
+                sums[number, kernel_number] = [float(left), float(right)]
+
+        return act
+
+    run_tasks(range(len(pieces)), summer)
     of_x = np.array([panel.x_columns > 0 for panel, _ in pieces])
     left, right = sums[of_x].sum(axis=0).T
     return unbiased(left, sums[~of_x, :, 1].sum(axis=0), right, m, n)
@@ -170,7 +184,7 @@ def permuted_estimates(panels: Sequence[Panel], m: int, n: int, bandwidths: Valu
     for number in range(2 * COUNT):
         inside, degree = 0.0 * labels[0], 0.0 * labels[:, 0]
         for panel in panels:
-            kernel = xp.exp(kernel_exponents(panel, slice(None), bandwidths, number))
+            kernel = kernel_of(panel, slice(None), bandwidths, number)
             rows = slice(panel.start, panel.stop)
             inside += xp.sum(labels[rows] * (kernel @ labels[panel.start :]), axis=0)
             degree[rows] += xp.sum(kernel, axis=1)

@@ -147,7 +147,7 @@ def run(name: str, options: Sequence[str] | None = None, to: Path | None = None)
     """
     chosen, path = PROGRAMS[name].options if options is None else tuple(options), SCRATCH / f"{name}.json"
     path.unlink(missing_ok=True)  # a program that carries on behind its file would measure nothing
-    command, commit, load = ["-m", f"benchmarks.{name}", *chosen], commit_of(), os.getloadavg()[0]
+    command, commit, busy = ["-m", f"benchmarks.{name}", *chosen], commit_of(), busy_cores()
     print(f"python {' '.join(command)}   (about {minutes(name):.0f} minutes)", flush=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     began = time.monotonic()
@@ -160,11 +160,29 @@ def run(name: str, options: Sequence[str] | None = None, to: Path | None = None)
         "measured": datetime.now(UTC).date().isoformat(),
         "commit": commit,
         "seconds": round(time.monotonic() - began, 1),
-        "load": round(load, 1),
+        "busy": round(busy, 1),
         "machine": {key: facts[key] for key in ("cpu", "cores", "memory_bytes", "system", "python")},
     }
     keep(to or KEPT / f"{name}.json", content, json.loads(path.read_text())["figures"])
     return True
+
+
+def busy_cores(seconds: float = 2.0) -> float:
+    """Return how many cores have work while nothing is measured. Elsewhere than on Linux it is the load average, which
+    counts what ended within the last minute, such as the program before.
+    """
+
+    def ticks() -> tuple[int, int]:
+        _, *counts = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+        every = list(map(int, counts[:8]))  # the two that follow are in the first ones already
+        return sum(every), every[3] + every[4]  # idle, and waiting for a disk
+
+    if not Path("/proc/stat").exists():
+        return os.getloadavg()[0]
+    total, idle = ticks()
+    time.sleep(seconds)
+    more, idle_more = ticks()
+    return (os.cpu_count() or 1) * (1 - (idle_more - idle) / max(1, more - total))
 
 
 def keep(path: Path, content: dict[str, Any], figures: Sequence[dict[str, Any]]) -> None:

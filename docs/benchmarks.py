@@ -1,8 +1,8 @@
 """Writes what pages show of benchmarks again, from the figures in docs/benchmarks/*.json: tables, and figures in texts.
 
 A table stands between ``<!-- table PROGRAM: TABLE -->`` and ``<!-- end -->``, on lines of their own, a figure of a text
-between ``<!--= PROGRAM: ROW | COLUMN -->`` and ``<!--/-->``. ``make bench`` measures; a table whose program has no
-figures yet says so.
+between ``<!--= PROGRAM: TABLE: ROW | COLUMN -->`` and ``<!--/-->``. ``make bench`` measures; a table whose program has
+no figures yet says so.
 """
 
 import json
@@ -19,7 +19,9 @@ TABLE = re.compile(
     r"(?P<head><!-- table (?P<program>\w+): (?P<table>[\w -]+) -->\n).*?(?P<tail><!-- end -->)", re.DOTALL
 )
 FIGURE = re.compile(
-    r"(?P<head><!--= (?P<program>\w+): (?P<row>[^|\n]+) \| (?P<column>[^|\n]+) -->).*?(?P<tail><!--/-->)", re.DOTALL
+    r"(?P<head><!--= (?P<program>\w+): (?P<table>[\w -]+): (?P<row>[^|\n]+) \| (?P<column>[^|\n]+) -->).*?"
+    r"(?P<tail><!--/-->)",
+    re.DOTALL,
 )
 LADDERS = {
     "s": (
@@ -31,7 +33,7 @@ LADDERS = {
 }  # fmt: skip
 """Units that people read: the value from which on each is taken, and its size, in the unit of the figures."""
 BUSY = 0.5
-"""A machine whose load was higher before a program began had other work."""
+"""A machine of which more cores were busy before a program began had other work."""
 
 
 def pages() -> list[Path]:
@@ -53,13 +55,11 @@ def written(page: str) -> str:
         return f"{found['head']}\n{table_of(found['program'], found['table'])}\n{found['tail']}"
 
     def figure(found: re.Match[str]) -> str:
-        (only,) = [
-            each
-            for each in figures_of(found["program"]).get("figures", ())
-            if (each["row"], each["column"]) == (found["row"], found["column"])
-        ] or [None]
+        place = {key: found[key] for key in ("table", "row", "column")}
+        figures = figures_of(found["program"]).get("figures", ())
+        only = next((each for each in figures if place.items() <= each.items()), None)
         if only is None:
-            raise KeyError(f"{found['program']}: {found['row']} | {found['column']}: expected a figure, got none.")
+            raise KeyError(f"{found['program']}: {' | '.join(place.values())}: expected a figure, got none.")
         return f"{found['head']}{shown(only, spread=False)}{found['tail']}"
 
     return FIGURE.sub(figure, TABLE.sub(table, page))
@@ -103,8 +103,8 @@ def _sentences(content: dict[str, Any], figures: Sequence[dict[str, Any]]) -> It
     yield f"Measured on {content['measured']} by `{content['command']}` on {place}{state}."
     if "note" in content:
         yield content["note"]
-    if content.get("load", 0.0) > BUSY:
-        yield f"The machine had other work (a load of {content['load']:g} before)."
+    if content.get("busy", 0.0) > BUSY:
+        yield f"The machine had other work ({content['busy']:g} cores were busy before)."
     runs = sorted({figure["runs"] for figure in figures if "low" in figure})
     if runs:
         count = f"{runs[0]}" if len(runs) == 1 else f"{runs[0]} to {runs[-1]}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptzoo.arguments import checked
-from ckptzoo.errors import IntegrityError, UnknownNameError
+from ckptzoo.errors import IntegrityError, Problem, UnknownNameError, ZooError
 from ckptzoo.format import durable, snapshot, table
 from ckptzoo.format.files import Folder, leads_outside
 from ckptzoo.format.part import Part, PartWriter
@@ -213,6 +213,8 @@ def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: s
     ------
     UnknownNameError
         The zoo has no such checkpoint; nothing is withdrawn.
+    ZooError
+        The reason is empty.
 
     Examples
     --------
@@ -221,6 +223,8 @@ def retract(path: str | Path, ids: Sequence[str], *, reason: str, contributor: s
     2
     """
     root = Path(path).absolute()
+    if not reason.strip():
+        raise ZooError(Problem(str(root), "reason", "a sentence", "nothing", "Say why the checkpoints are withdrawn."))
     contents = read_contents(Folder(root))
     known = contents.ids.to_pylist()
     unknown = set(ids) - set(known)

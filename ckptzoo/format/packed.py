@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ckptzoo.format.table import array_of
+from ckptzoo.format.table import array_of, filled_with, scalar_of
 from ckptzoo.lazy_names import lazy_module
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class _Run:
         is_dictionary = pa.types.is_dictionary(self.values.type)
         lengths = pc.call_function("binary_length", [self.values.dictionary if is_dictionary else self.values])
         lengths = lengths.take(self.values.indices) if is_dictionary else lengths
-        return np.from_dlpack(lengths.fill_null(0)).astype(np.int64) + len(self.prefix)
+        return filled_with(lengths, 0).astype(np.int64) + len(self.prefix)
 
     def slice(self, start: int, stop: int) -> pa.Array:
         """Consecutive values."""
@@ -105,7 +105,7 @@ class _Run:
     def _unpacked(self, values: pa.Array) -> pa.Array:
         if not self.prefix:
             return values if values.type.equals(self.kind) else values.cast(self.kind)
-        constants = [pa.scalar(text, pa.binary()) for text in (self.prefix, b"")]
+        constants = [scalar_of(text) for text in (self.prefix, b"")]
         return pc.call_function("binary_join_element_wise", [constants[0], values, constants[1]]).cast(self.kind)
 
 

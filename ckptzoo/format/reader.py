@@ -23,6 +23,7 @@ from ckptzoo.format.referenced_files import ReferencedFiles
 from ckptzoo.format.references import References, require_references
 from ckptzoo.format.snapshot import Snapshot
 from ckptzoo.format.sources import followed, followed_servers, remembered_files
+from ckptzoo.format.table import array_of, array_of_values, row_of
 from ckptzoo.format.tree import INDEX_SCHEMA, LazyTable, Read, Tree, empty_tree, places_of, selected
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema import layout
@@ -191,7 +192,7 @@ class Contents:
         row = self.raw.rows.row(position)
         missing = [name for name in (*FIGURES, _FINITE) if name in row and row[name] is None]
         if missing and self._has_later:
-            row.update(self.columns(self.raw, missing, np.array([position])).to_pylist()[0])
+            row.update(row_of(self.columns(self.raw, missing, np.array([position])), 0))
         return row
 
     @property
@@ -213,7 +214,7 @@ class Contents:
             lacking = column.is_null().to_numpy(zero_copy_only=False)
             lacking &= places[found] == rows if len(places) else False
             if lacking.any():
-                arguments = [column, pa.array(lacking), values.take(pa.array(found[lacking]))]
+                arguments = [column, array_of(lacking), values.take(array_of(found[lacking]))]
                 table = table.set_column(at, table.schema.field(at), pc.call_function("replace_with_mask", arguments))
         return table
 
@@ -226,14 +227,14 @@ class Contents:
                 there = layout.DIGESTS in self.derived_parts
                 others = self.derived(layout.DIGESTS) if there else empty_tree(layout.DIGESTS)
             later = others.rows.select(["id", "unit", name])
-            digests = pa.array([part.digest for part in tree.parts], pa.string())
+            digests = array_of_values([part.digest for part in tree.parts], pa.string())
             of_tree = pc.call_function("is_in", [later["unit"]], pc.SetLookupOptions(digests))
             later = later.filter(pc.call_function("and", [of_tree, later[name].is_valid()]))
             places = places_of(later["id"], tree.rows["id"])
             places, last = np.unique(places[::-1], return_index=True)
-            values = later[name].combine_chunks().take(pa.array(len(later) - 1 - last))
+            values = later[name].combine_chunks().take(array_of(len(later) - 1 - last))
             own = places >= 0
-            self._figures[key] = places[own], values.filter(pa.array(own))
+            self._figures[key] = places[own], values.filter(array_of(own))
         return self._figures[key]
 
     def stated(self, figure: str) -> frozenset[str]:
@@ -487,7 +488,7 @@ def _decoded(
         nbytes += index.get_total_buffer_size()
         limit = bounds.indices_in(file_bytes := file_bytes + len(data))
         _require_room(f"{files.name}/{tree}", "size in memory of all indices", nbytes, limit)
-        numbers = table.array_of(np.full(len(index), number, np.int32))
+        numbers = array_of(np.full(len(index), number, np.int32))
         yield part, index.append_column(INDEX_SCHEMA.field("part"), numbers)
 
 

@@ -15,6 +15,7 @@ from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError,
 from ckptzoo.format import durable
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import read_contents, read_documents
+from ckptzoo.format.table import array_of
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema import layout
@@ -73,7 +74,7 @@ def part_numbers(split: Split, rows: pa.Table) -> NDArray[np.int64]:
         encoded = members_of(rows).combine_chunks().dictionary_encode()
         numbers = {name: number for number, name in enumerate(split.parts)}
         own = np.array([numbers[split.part_of(member)] for member in encoded.dictionary.to_pylist()], dtype=np.int64)
-        return own[encoded.indices.to_numpy()]
+        return own[np.from_dlpack(encoded.indices).astype(np.int64)]
     items = pa.chunked_array([pa.array([item for part in split.lists.values() for item in part], pa.string())])
     owners = np.repeat(np.arange(len(split.parts)), [len(part) for part in split.lists.values()])
     return np.append(owners, -1)[places_of(rows[split.by], items)]  # -1 of those in no list is the last
@@ -226,7 +227,7 @@ def shared_members(split: Split, rows: pa.Table) -> list[str]:
     ``rows`` have the columns ``id``, ``member`` and ``mode``.
     """
     numbers = part_numbers(split, rows)
-    own = members_of(rows).filter(pa.array(numbers >= 0))
+    own = members_of(rows).filter(array_of(numbers >= 0))
     pairs = pa.table({"member": own, "part": numbers[numbers >= 0]}).group_by("member")
     counts = pairs.aggregate([("part", "count_distinct")])
     return sorted(counts.filter(pc.field("part_count_distinct") > 1)["member"].to_pylist())
@@ -252,7 +253,7 @@ def part_counts(split: Split, rows: pa.Table) -> tuple[PartCount, ...]:
     numbers, members = part_numbers(split, rows), members_of(rows)
     counts: list[PartCount] = []
     for number, part in [*enumerate(split.parts), (-1, None)]:
-        own = members.filter(pa.array(numbers == number))
+        own = members.filter(array_of(numbers == number))
         counts.append(PartCount(part, len(own.unique()), len(own)))
     return tuple(counts)
 

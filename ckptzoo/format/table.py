@@ -10,9 +10,11 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -170,14 +172,14 @@ def numbers(column: pa.ChunkedArray) -> NDArray[Any]:
     return np.concatenate([np.empty(0, column.type.to_pandas_dtype()), *map(np.from_dlpack, column.chunks)])
 
 
-def filled_with(column: pa.ChunkedArray, missing: float) -> NDArray[Any]:
+def filled_with(column: pa.ChunkedArray | pa.Array, missing: float) -> NDArray[Any]:
     """(N,) a column of numbers or truth values, with ``missing`` where it holds nothing.
 
     ``fill_null`` and ``to_numpy`` of pyarrow would import pandas.
     """
     is_bool, kind = pa.types.is_boolean(column.type), np.dtype(column.type.to_pandas_dtype())
     pieces = [np.empty(0, kind)]
-    for chunk in column.chunks:
+    for chunk in filter(len, column.chunks if isinstance(column, pa.ChunkedArray) else [column]):
         own, (valid, data) = slice(chunk.offset, chunk.offset + len(chunk)), chunk.buffers()
         values = _bits(data) if is_bool else np.frombuffer(data, kind)
         pieces.append(np.where(_bits(valid)[own], values[own], kind.type(missing)) if chunk.null_count else values[own])
@@ -189,10 +191,48 @@ def _bits(buffer: pa.Buffer) -> NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little").view(np.bool_)
 
 
-def array_of(values: NDArray[Any]) -> pa.Array:
-    """Numbers as an array of Arrow over the same memory; ``pa.array`` would import pandas."""
-    kind = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+def array_of(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa.Array:
+    """Numbers, or truths, as an array of Arrow, numbers over the same memory, null where they are not valid;
+    ``pa.array`` would import pandas.
+    """
+    data = _packed(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [_packed(valid), data])
+
+
+def array_of_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """Values of Python, or None, as an array of numbers, truths, texts or bytes; ``pa.array`` would import pandas."""
+    missing = [value is None for value in values]
+    valid = ~np.array(missing) if any(missing) else None
+    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        return array_of(np.array([value or 0 for value in values], kind.to_pandas_dtype()), valid)
+    texts = [value.encode() if isinstance(value, str) else value or b"" for value in values]
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    return pa.Array.from_buffers(kind, len(texts), [_packed(valid), pa.py_buffer(ends), pa.py_buffer(b"".join(texts))])
+
+
+def _packed(truths: NDArray[np.bool_] | None) -> pa.Buffer | None:
+    """Truths as the bits of a buffer, in Arrow's order."""
+    return None if truths is None else pa.py_buffer(np.packbits(truths, bitorder="little"))
+
+
+def scalar_of(value: bool | int | float | str | bytes) -> pa.Scalar:
+    """A value of Python as one of Arrow; ``pa.scalar`` would import pandas."""
+    return array_of_values([value], _KINDS[type(value)])[0]
+
+
+def row_of(rows: pa.Table, position: int) -> dict[str, Any]:
+    """One row by columns, as ``to_pylist`` has it, which would import pandas for times."""
+    row: dict[str, Any] = {}
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        is_time = pa.types.is_timestamp(column.type)
+        (value,) = (column.slice(position, 1).cast(pa.int64()) if is_time else column.slice(position, 1)).to_pylist()
+        row[name] = _EPOCH + timedelta(microseconds=value) if is_time and value is not None else value
+    return row
+
+
+_KINDS = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
+_EPOCH = datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC"))
+"""What times count from, in the time zone that pyarrow gives them."""
 
 
 def same_rows(one: pa.Table, other: pa.Table) -> bool:
@@ -209,7 +249,7 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not pa.types.is_float64(column.type):
         return column
     is_nan = pc.call_function("is_nan", [column])
-    one_nan = pc.call_function("if_else", [is_nan, pa.scalar(float("nan"), column.type), column])
+    one_nan = pc.call_function("if_else", [is_nan, scalar_of(float("nan")), column])
     return pa.chunked_array([chunk.view(pa.int64()) for chunk in one_nan.chunks], pa.int64())
 
 

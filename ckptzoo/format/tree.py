@@ -168,12 +168,12 @@ class LazyTable:
         """One row, with every column."""
         names = self.schema.names
         if self._small is not None:
-            return self._small.slice(position, 1).to_pylist()[0]
+            return table.row_of(self._small, position)
         if self._count <= _WHOLE_ROWS and not self._is_too_large:
             columns = self._packed(names)
             if sum(column.unpacked_bytes for column in columns.values()) <= _SMALL_BYTES:
-                return self.table().slice(position, 1).to_pylist()[0]
-            return self.take(names, np.array([position])).to_pylist()[0]
+                return table.row_of(self.table(), position)
+            return table.row_of(self.take(names, np.array([position])), 0)
         bounds = np.cumsum([0, *(count for count, _ in self._parts)])
         number = int(np.searchsorted(bounds, position, side="right")) - 1
         with self._lock:
@@ -184,7 +184,7 @@ class LazyTable:
                 self._part_rows.popitem(last=False)
                 sizes.pop(0)
         own = np.array([position - bounds[number]])
-        return self._table(names, [columns[name].take(own) for name in names]).to_pylist()[0]
+        return table.row_of(self._table(names, [columns[name].take(own) for name in names]), 0)
 
     def table(self) -> pa.Table:
         """The table with every column."""
@@ -347,4 +347,4 @@ def places_of(ids: pa.ChunkedArray, known: pa.ChunkedArray) -> NDArray[np.int64]
     if ids.equals(known):  # as in a variant of the whole zoo; the hash table of ten million ids would be a gigabyte
         return np.arange(len(ids), dtype=np.int64)
     positions = pc.call_function("index_in", [ids], pc.SetLookupOptions(known.combine_chunks()))
-    return positions.fill_null(-1).to_numpy().astype(np.int64)
+    return table.filled_with(positions, -1).astype(np.int64)

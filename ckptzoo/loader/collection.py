@@ -406,7 +406,7 @@ class Collection:
     @property
     def metadata(self) -> pa.Table:
         """One row a checkpoint, by zoo; the first column, ``zoo``, is the zoo's folder."""
-        return self._rows.take(pa.array(self._chosen))
+        return self._rows.take(table.array_of(self._chosen))
 
     @property
     def zoos(self) -> "Mapping[str, Zoo]":
@@ -441,7 +441,8 @@ class _Selected(Mapping[str, Zoo]):
         encoded = metadata[_ZOO].combine_chunks().dictionary_encode()
         folders, indices = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
         self._ids = {
-            folder: metadata["id"].take(pa.array(np.flatnonzero(indices == at))) for at, folder in enumerate(folders)
+            folder: metadata["id"].take(table.array_of(np.flatnonzero(indices == at)))
+            for at, folder in enumerate(folders)
         }
 
     def __getitem__(self, folder: str) -> Zoo:

@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta
 from functools import reduce
 from typing import Any
 
@@ -21,20 +21,22 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, UnknownNameError, ZooError
+from ckptzoo.format.table import array_of, array_of_values, filled_with, scalar_of
 from ckptzoo.loader.extra import dotted, extra_column, names_in
 from ckptzoo.text import excerpt
 
 Filters = Any
 """The conditions that ``Zoo.where`` accepts."""
 
-_COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
+_COMPARE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
+    "==": (operator.eq, "equal"),
+    "!=": (operator.ne, "not_equal"),
+    "<": (operator.lt, "less"),
+    "<=": (operator.le, "less_equal"),
+    ">": (operator.gt, "greater"),
+    ">=": (operator.ge, "greater_equal"),
 }
+"""Comparisons of pyarrow's expressions, and the functions of pyarrow for columns."""
 _SYMBOLS: dict[type[ast.cmpop], str] = {
     ast.Eq: "==",
     ast.NotEq: "!=",
@@ -52,6 +54,7 @@ _OPERATORS = (*_COMPARE, "in", "not in")
 _PYTHON_WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
 """Names in SQL and JSON of Python's constants."""
 _MAX_CONDITION = 10_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STEP = "Write, for example, test_accuracy > 0.8 and seed < 500."
 _LISTED = "Write, for example, seed in [1, 2]."
 _AND = "Write and, or and not, or brackets round each comparison: (seed > 1) & (seed < 3)."
@@ -80,11 +83,6 @@ class _Column:
             return "truth"
         return "text" if pa.types.is_string(self.type) else "number"
 
-    @property
-    def field(self) -> pc.Expression:
-        """The column's values."""
-        return pc.field(self.name)
-
     def example(self) -> str:
         """A condition on this column that is right."""
         _, rest = _EXAMPLES[self.kind].split(" ", 1)
@@ -94,14 +92,62 @@ class _Column:
         return f"the column {self.name!r} ({self.type})"
 
 
-def expression(filters: Filters, schema: pa.Schema) -> pc.Expression:
-    """Any accepted form but a mask as one expression over the columns of a schema.
+@dataclass(frozen=True, eq=False)
+class Condition:
+    """A condition on rows: pyarrow's expression, for its text, and what tells of a table in which rows it holds, truths
+    and nulls; None where a user made the expression. ``Table.filter`` of an expression would import pandas.
+    """
+
+    expression: pc.Expression
+    holds: Callable[[pa.Table], Any] | None
+
+    @classmethod
+    def of(cls, expression: pc.Expression, function: str, values: Sequence[Any], options: Any = None) -> "Condition":
+        """A function of pyarrow of columns, conditions and constants."""
+
+        def holds(rows: pa.Table) -> Any:
+            return pc.call_function(function, [_of_rows(value, rows) for value in values], options)
+
+        return cls(expression, holds)
+
+    def __and__(self, other: "Condition") -> "Condition":
+        return Condition.of(self.expression & other.expression, "and_kleene", [self, other])
+
+    def __or__(self, other: "Condition") -> "Condition":
+        return Condition.of(self.expression | other.expression, "or_kleene", [self, other])
+
+    def __invert__(self) -> "Condition":
+        return Condition.of(~self.expression, "invert", [self])
+
+    def __str__(self) -> str:
+        return str(self.expression)
+
+    def positions(self, rows: pa.Table) -> NDArray[np.int64]:
+        """The rows of a table in which it holds. Raises ``pa.ArrowException`` where it does not fit the columns."""
+        if self.holds is None:
+            numbered = rows.append_column("__row", array_of(np.arange(len(rows))))
+            return filled_with(numbered.filter(self.expression)["__row"], -1)
+        held = self.holds(rows)
+        if isinstance(held, pa.Scalar):
+            return np.arange(len(rows) if held.as_py() else 0)
+        return np.flatnonzero(filled_with(held, False))
+
+
+def _of_rows(value: Any, rows: pa.Table) -> Any:
+    """A column of some rows, where a condition holds in them, or a constant as it is."""
+    if isinstance(value, _Column):
+        return rows[value.name]
+    return value.holds(rows) if isinstance(value, Condition) and value.holds is not None else value
+
+
+def expression(filters: Filters, schema: pa.Schema) -> Condition:
+    """Any accepted form but a mask as one condition on the columns of a schema.
 
     Raises ``UnknownNameError`` for a column that the metadata lacks, and ``ZooError`` if the filters do not have an
     accepted form, or compare a column with a value of another type.
     """
     if isinstance(filters, pc.Expression):
-        return filters
+        return Condition(filters, None)
     if isinstance(filters, str):
         return parse(filters, schema)
     if isinstance(filters, Mapping):
@@ -126,9 +172,8 @@ def matching(filters: Filters, metadata: pa.Table, *, location: str) -> NDArray[
         values = extra_column([metadata["extra"]], name, location=location)
         metadata = metadata.append_column(name, values)
     condition = expression(filters, metadata.schema)
-    numbered = metadata.append_column("__row", pa.array(np.arange(len(metadata))))
     try:
-        positions = numbered.filter(condition)["__row"].to_numpy()
+        positions = condition.positions(metadata)
     except pa.ArrowException as error:
         raise unfit(condition, error, metadata.schema) from error
     nulls = {name: metadata[name].null_count for name in columns_in(condition, metadata.schema.names)}
@@ -160,13 +205,13 @@ def kept(filters: Filters, count: int) -> NDArray[np.int64] | None:
     return np.flatnonzero(mask)
 
 
-def columns_in(condition: pc.Expression, columns: list[str]) -> list[str]:
+def columns_in(condition: Condition, columns: list[str]) -> list[str]:
     """The columns that a condition may read: those whose names are in its text, which pyarrow gives no list of."""
     words = set(re.findall(r"\w+", str(condition)))
     return [name for name in columns if name in words or ("." in name and name in str(condition))]
 
 
-def without_values(condition: pc.Expression, nulls: Mapping[str, int], count: int) -> str | None:
+def without_values(condition: Condition, nulls: Mapping[str, int], count: int) -> str | None:
     """Name the columns that a condition compares and that have no value in any row; None where each has some.
 
     ``nulls`` are the missing values of each column that the condition may read, in ``count`` rows. Columns are left out
@@ -185,16 +230,16 @@ def without_values(condition: pc.Expression, nulls: Mapping[str, int], count: in
     return f"{columns}: empty in {rows}, so that no comparison holds. {step}"
 
 
-def unfit(condition: pc.Expression, error: pa.ArrowException, schema: pa.Schema) -> ZooError:
+def unfit(condition: Condition, error: pa.ArrowException, schema: pa.Schema) -> ZooError:
     """The error to raise where pyarrow cannot evaluate an expression that a user made."""
     if (absent := re.search(r"FieldRef\.Name\((\w+)\)", str(error))) is not None:
         return UnknownNameError("where", "column", absent[1], schema.names)
     used = [str(_Column(name, schema.field(name).type)) for name in columns_in(condition, schema.names)]
-    got = f"{excerpt(condition)} of {', '.join(used) or 'no column'}"
+    got = f"{excerpt(str(condition))} of {', '.join(used) or 'no column'}"
     return ZooError(Problem("where", "expression", "a condition that fits the columns' types", got, _STEP))
 
 
-def parse(text: str, schema: pa.Schema) -> pc.Expression:
+def parse(text: str, schema: pa.Schema) -> Condition:
     """A condition in Python's syntax: columns, numbers, strings, comparisons, ``in``, and, or, not. Never evaluated."""
     if len(text) > _MAX_CONDITION:
         raise ZooError(Problem("where", "condition", f"at most {_MAX_CONDITION:,} characters", str(len(text)), _STEP))
@@ -214,11 +259,11 @@ def parse(text: str, schema: pa.Schema) -> pc.Expression:
         raise ZooError(Problem("where", repr(text[:200]), "a condition", str(error), _STEP)) from error
 
 
-def _condition(node: ast.expr, schema: pa.Schema) -> pc.Expression:
+def _condition(node: ast.expr, schema: pa.Schema) -> Condition:
     match node:
         case ast.BoolOp(op=op, values=values):
             terms = [_condition(value, schema) for value in values]
-            # pyarrow overloads & and |; "and" would ask an expression for its truth, which it has none of
+            # conditions overload & and |; "and" would ask one for its truth
             return reduce(operator.and_ if isinstance(op, ast.And) else operator.or_, terms)
         case ast.BinOp(left=left, op=ast.BitAnd() | ast.BitOr() as op, right=right):
             terms = [_condition(left, schema), _condition(right, schema)]
@@ -233,12 +278,12 @@ def _condition(node: ast.expr, schema: pa.Schema) -> pc.Expression:
             if column.kind != "truth":
                 step = f"Write, for example, {column.example()}."
                 raise ZooError(Problem("where", repr(name), "a comparison", f"{column} alone", step))
-            return column.field
+            return Condition(pc.field(name), lambda rows: rows[name])
     step = _AND if isinstance(node, ast.BinOp) else _STEP
     raise ZooError(Problem("where", repr(ast.unparse(node)), "a comparison", _described(node), step))
 
 
-def _comparison(a: ast.expr, symbol: str, b: ast.expr, schema: pa.Schema) -> pc.Expression:
+def _comparison(a: ast.expr, symbol: str, b: ast.expr, schema: pa.Schema) -> Condition:
     shown = f"{ast.unparse(a)} {symbol} {ast.unparse(b)}"
     if symbol in ("in", "not in"):
         column = _operand(a, schema)
@@ -317,7 +362,7 @@ def _spoken(value: Any) -> str:
     return f"the number {value}" if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
-def _term(term: Any, schema: pa.Schema) -> pc.Expression:
+def _term(term: Any, schema: pa.Schema) -> Condition:
     """One ``(column, operator, value)``."""
     if not (isinstance(term, tuple) and len(term) == 3 and isinstance(term[0], str)):
         raise _malformed(term)
@@ -337,7 +382,7 @@ def _term(term: Any, schema: pa.Schema) -> pc.Expression:
     return _among(column, value, symbol, shown)
 
 
-def _equality(name: Any, value: Any, schema: pa.Schema) -> pc.Expression:
+def _equality(name: Any, value: Any, schema: pa.Schema) -> Condition:
     """A column and the value, or the list of values, that it is to have."""
     if not isinstance(name, str):
         raise _malformed({name: value})
@@ -366,32 +411,41 @@ def _column(name: str, schema: pa.Schema) -> _Column:
     return _Column(name, schema.field(name).type)
 
 
-def _compared(a: Any, symbol: str, b: Any, shown: str) -> pc.Expression:
+def _compared(a: Any, symbol: str, b: Any, shown: str) -> Condition:
     """Two columns, or a column and a value, compared; None asks for missing values."""
     if isinstance(a, _Column) and isinstance(b, _Column):
         if a.kind != b.kind:
             step = f"Write, for example, {a.example()}."
             raise ZooError(Problem("where", repr(shown), f"{_VALUES[a.kind]} to compare {a} with", str(b), step))
-        return _COMPARE[symbol](a.field, b.field)
+        return _pair(symbol, a, b)
     if isinstance(a, _Column):
         if b is None:
             return _missing(a, symbol, shown)
-        return _COMPARE[symbol](a.field, pc.scalar(_fitting(a, b, shown)))
+        return _pair(symbol, a, _fitting(a, b, shown))
     if isinstance(b, _Column):
         if a is None:
             return _missing(b, symbol, shown)
-        return _COMPARE[symbol](pc.scalar(_fitting(b, a, shown)), b.field)
+        return _pair(symbol, _fitting(b, a, shown), b)
     raise ZooError(Problem("where", repr(shown), "a comparison with a column", "none", _STEP))
 
 
-def _missing(column: _Column, symbol: str, shown: str) -> pc.Expression:
+def _pair(symbol: str, *values: Any) -> Condition:
+    """Columns and constants compared."""
+    compare, function = _COMPARE[symbol]
+    plain = [value if isinstance(value, _Column | pa.Scalar) else scalar_of(value) for value in values]
+    expressions = [pc.field(value.name) if isinstance(value, _Column) else pc.scalar(value) for value in plain]
+    return Condition.of(compare(*expressions), function, plain)
+
+
+def _missing(column: _Column, symbol: str, shown: str) -> Condition:
     if symbol not in ("==", "!="):
         step = f"To find missing values write: {column.name} is None."
         raise ZooError(Problem("where", repr(shown), f"a value to compare {column} with", "None", step))
-    return column.field.is_null() if symbol == "==" else column.field.is_valid()
+    field, function = pc.field(column.name), "is_null" if symbol == "==" else "is_valid"
+    return Condition.of(field.is_null() if symbol == "==" else field.is_valid(), function, [column])
 
 
-def _among(column: _Column, values: Sequence[Any], symbol: str, shown: str) -> pc.Expression:
+def _among(column: _Column, values: Sequence[Any], symbol: str, shown: str) -> Condition:
     fitting = [_fitting(column, value, shown) for value in values if value is not None]
     if pa.types.is_integer(column.type):
         # pyarrow converts the list to the column's type, and a fraction or a number beyond 64 bits is in no row
@@ -399,9 +453,12 @@ def _among(column: _Column, values: Sequence[Any], symbol: str, shown: str) -> p
         fitting = [value for value in fitting if -(2**63) <= value < 2**63]
     elif pa.types.is_floating(column.type):
         fitting = [float(value) for value in fitting]
-    found = column.field.isin(pa.array(fitting, column.type))
+    if column.kind == "time":
+        fitting = [moment.value for moment in fitting]
+    listed = array_of_values(fitting, pa.int64() if column.kind == "time" else column.type).cast(column.type)
+    found = Condition.of(pc.field(column.name).isin(listed), "is_in", [column], pc.SetLookupOptions(listed))
     if None in values:
-        found = found | column.field.is_null()
+        found |= _missing(column, "==", shown)
     return found if symbol == "in" else ~found
 
 
@@ -415,7 +472,7 @@ def _fitting(column: _Column, value: Any, shown: str) -> Any:
     if (column.kind == "text" and isinstance(value, str)) or (column.kind == "truth" and truth):
         return value
     if column.kind == "time" and (moment := _moment(value)) is not None:
-        return pa.scalar(moment, column.type)
+        return array_of(np.array([(moment - _EPOCH) // timedelta(microseconds=1)])).cast(column.type)[0]
     step = f"Write, for example, {column.example()}."
     raise ZooError(
         Problem("where", repr(shown), f"{_VALUES[column.kind]} to compare {column} with", _spoken(value), step)
@@ -443,8 +500,9 @@ def _moment(value: Any) -> datetime | None:
     return value.replace(tzinfo=UTC) if value.tzinfo is None else value
 
 
-def _all(conditions: Iterable[pc.Expression]) -> pc.Expression:
-    return reduce(operator.and_, conditions, pc.scalar(True))
+def _all(conditions: Iterable[Condition]) -> Condition:
+    true = scalar_of(True)
+    return reduce(operator.and_, conditions, Condition(pc.scalar(true), lambda rows: true))
 
 
 def _malformed(filters: Any) -> ZooError:

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ckptzoo.format.predictions import LOGITS, targets_of
 from ckptzoo.format.reader import Contents
+from ckptzoo.format.table import array_of, filled_with
 from ckptzoo.loader.checkpoint import import_torch
 from ckptzoo.loader.lazy_tensor import StackedTensor
 from ckptzoo.loader.readers import MmapReader, RemoteReader, TensorReader
@@ -73,7 +74,7 @@ class Predictions:
     @property
     def finite(self) -> NDArray[np.bool_]:
         """(K,) whether every output of a checkpoint is finite; float16 ends at 65,504, larger ones are infinities."""
-        return self._tree.rows["finite"].take(pa.array(self._rows)).to_numpy()
+        return filled_with(self._tree.rows["finite"].take(array_of(self._rows)), False)
 
     @property
     def inputs(self) -> str:

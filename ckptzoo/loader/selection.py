@@ -186,8 +186,7 @@ class Selection:
             for start, run in self.runs(own or ["finite"]):
                 for name, column in within.items():
                     run = run.append_column(name, column.slice(start, len(run)))
-                numbered = run.append_column("__row", pa.array(np.arange(start, start + len(run))))
-                found.append(numbered.filter(condition)["__row"].to_numpy())
+                found.append(start + condition.positions(run))
                 nulls = {name: missing + run[name].null_count for name, missing in nulls.items()}
         except pa.ArrowException as error:
             fault = unfit(condition, error, schema)

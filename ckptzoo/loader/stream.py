@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ckptzoo.errors import Problem, StateError, ZooError
+from ckptzoo.format.table import array_of, filled_with
 from ckptzoo.format.tree import LazyTable
 from ckptzoo.loader.permutation import derive_key, keyed_permutation
 from ckptzoo.loader.readers import TensorReader
@@ -396,7 +397,7 @@ class Stream:
         if not self._columns:
             return Batch(ids, tensors, state)
         columns = {
-            name: values[rows] if isinstance(values, np.ndarray) else values.take(pa.array(rows)).to_pylist()
+            name: values[rows] if isinstance(values, np.ndarray) else values.take(array_of(rows)).to_pylist()
             for name, values in self._columns.items()
         }
         return Batch(ids, tensors, state, columns)
@@ -475,7 +476,7 @@ def column_values(column: pa.ChunkedArray) -> NDArray[Any] | pa.Array:
     kind = column.type
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
         return column.combine_chunks()
-    return (column.cast(pa.float64()) if column.null_count else column).to_numpy()
+    return filled_with(column.cast(pa.float64()) if column.null_count else column, np.nan)
 
 
 def rows_digest(rows: NDArray[np.int64]) -> str:

@@ -12,6 +12,7 @@ from torch import nn
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.derive import declare
+from ckptzoo.errors import ZooError
 from ckptzoo.schema.architecture import Architecture, Tensor
 from ckptzoo.symmetry import GroupElement, apply, trace
 
@@ -185,5 +186,9 @@ def test_retract_withdraws(cli: Any, optunets: Any) -> None:
 def test_retract_wants_a_reason_and_known_ids(cli: Any, optunets: Any) -> None:
     path, _ = optunets
     assert "--reason" in cli("retract", path, "net-001").line
+    for empty in ("", " \t"):
+        assert cli("retract", path, "net-001", "--reason", empty).code == 2
+        with pytest.raises(ZooError, match="reason: expected a sentence, got nothing"):
+            ckptzoo.retract(path, ["net-001"], reason=empty)
     ended = cli("retract", path, "net-001", "net-999", "--reason", "x")
     assert ended.code == 2 and "net-999" in ended.line and len(ckptzoo.open(path)) == 12

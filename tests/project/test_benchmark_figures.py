@@ -78,7 +78,7 @@ def test_a_figure_that_changes_is_seen(script: ModuleType, monkeypatch: pytest.M
 
 def test_a_text_without_its_figure_is_refused_and_a_table_without_figures_says_so(script: ModuleType) -> None:
     with pytest.raises(KeyError, match="expected a figure"):
-        script.written("<!--= layers: no such row | ckptzoo -->1 s<!--/-->")
+        script.written("<!--= layers: reads: no such row | ckptzoo -->1 s<!--/-->")
     written = script.written("<!-- table layers: nothing -->\nold\n<!-- end -->")
     assert "make bench ONLY=layers" in written and "old" not in written
 

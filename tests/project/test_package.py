@@ -21,6 +21,14 @@ IMPORTS = [
         "pandas pyarrow.compute pyarrow.dataset ml_dtypes ckptzoo.remote ckptzoo.symmetry torch",
     ),
     (
+        (
+            "z = ckptzoo.open('cards/mnist-optunet'); z[5].row; z.split('main', 'train').last_steps().metadata; "
+            "z.where('test_accuracy > 0.9 and recipe != \"a\" and extra.batch in [64]').ids; "
+            "next(iter(z.stream('conv1.weight', columns=['seed', 'recipe'])))"
+        ),
+        "pandas ckptzoo.remote ckptzoo.symmetry torch",
+    ),
+    (
         "from ckptzoo.studies.inventory import take_stock; take_stock('cards/mnist-optunet')",
         "pandas numpy.ma pyarrow.dataset ckptzoo.remote ckptzoo.derive ckptzoo.symmetry.gauges torch",
     ),

@@ -1,12 +1,15 @@
 """The report of an import: what was added, left out and passed over."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import gcd
 from typing import TYPE_CHECKING, Any
 
 from ckptzoo.console import PrintedResult
 from ckptzoo.hub.imports.opened import OpenedSource
+from ckptzoo.hub.untrusted.runs import PLAIN_NAMES, facts_of, without_suffixes
 from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.text import counted, excerpt, size
 
@@ -156,6 +159,51 @@ class RunsOfPaths:
         return ", ".join([counted(len(self.members), "member"), *times]) + (
             ", taken from the paths; --member and --step take others"
         )
+
+
+@dataclass
+class NumberedFiles:
+    """Files that nothing tells the step of: by what their paths have before a number at the end, the two smallest
+    numbers and the greatest common divisor of all.
+    """
+
+    numbers: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
+
+    def add(self, path: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Count a file with its rows."""
+        matched = _NUMBERED.fullmatch(without_suffixes(path))
+        if matched is None or any("step" in row or "epoch" in row for row in rows):
+            return
+        before, number = matched[1], int(matched[2])
+        smallest, divisor = self.numbers.get(before, ((), 0))
+        if before in self.numbers or len(self.numbers) < _MAX_FOLDERS:
+            self.numbers[before] = tuple(sorted({*smallest, number})[:2]), gcd(divisor, number)
+
+    def notes(self) -> dict[str, int]:
+        """Return a note, with the number of folders that it is about, where numbers may say when files were saved: they
+        are round ones, or stand in the folder of a seed, a fold or the like.
+        """
+        found = [
+            (before, smallest)
+            for before, (smallest, divisor) in self.numbers.items()
+            if len(smallest) > 1 and (divisor >= _ROUND or facts_of(f"{before.rpartition('/')[0]}/"))
+        ]
+        if not found:
+            return {}
+        before, (first, second) = found[0]
+        note = (
+            f"files that differ in a number, such as {first} and {second} after {excerpt(before, 80)!r}, are members of "
+            "their own; where the numbers are steps of one run, --member and --step say so"
+        )
+        return {note: len(found)}
+
+
+_PLAIN = "|".join(sorted(PLAIN_NAMES))
+_NUMBERED = re.compile(rf"((?:.*/)?(?:(?:{_PLAIN})[-_. ]?)?)(\d{{1,18}})", re.IGNORECASE)
+"""A path whose last part says nothing but a number."""
+_ROUND = 10
+"""What all numbers are multiples of where they are likelier steps than a count of members."""
+_MAX_FOLDERS = 10_000
 
 
 def passed_over_files(

@@ -38,7 +38,7 @@ from ckptzoo.hub.imports.facts import Row, merged
 from ckptzoo.hub.imports.one_network import are_surely_one
 from ckptzoo.hub.imports.opened import JUNK, OpenedSource
 from ckptzoo.hub.imports.reading import Contents, Reader, States, differences
-from ckptzoo.hub.imports.report import LEFT_OUT, ImportResult, RunsOfPaths, passed_over_files
+from ckptzoo.hub.imports.report import LEFT_OUT, ImportResult, NumberedFiles, RunsOfPaths, passed_over_files
 from ckptzoo.hub.imports.same_architecture import Saved
 from ckptzoo.hub.imports.same_source import file_unit, label_of, unit_with
 from ckptzoo.hub.imports.source_lists import open_sources
@@ -332,7 +332,7 @@ class Importer:
         self._taken: set[str] = set()
         self._own_ids: set[str] = set()
         self._times: dict[str, dict[str, tuple[Any, Any]]] = {}
-        self._of_runs = RunsOfPaths()
+        self._of_runs, self._numbered = RunsOfPaths(), NumberedFiles()
         self.repeated: dict[str, list[str]] = {}
         self._first_ids: dict[bytes, str] = {}
         self._seen: set[str] = set()
@@ -469,6 +469,8 @@ class Importer:
                 if any(picked.note == OF_A_RUN for picked in checkpoints_of_file):
                     self._of_runs.add([item.row for item in new])
                 self._note_times(network_file, [item.row for item in new])
+                if network_file.id:
+                    self._numbered.add(network_file.path, [item.row for item in new])
                 checkpoints += [(network_file, item) for item in new]
             except NoNetworkError as error:
                 self._passed_over[network_file.path] = "; ".join(item.got for item in error.problems)
@@ -537,8 +539,8 @@ class Importer:
                 folder.setdefault(row["member"], (time, row.get("seed")))
 
     def note_runs(self) -> None:
-        """Note which members and steps paths say; and folders whose files are members of their own and were saved at
-        several epochs of what may be one run.
+        """Note which members and steps paths say; and folders whose files are members of their own, and were saved at
+        several epochs of what may be one run or have numbers that may be steps.
         """
         if self._of_runs.files:
             self.notes[str(self._of_runs)] = self._of_runs.files
@@ -551,6 +553,7 @@ class Importer:
                     f"files {where} were saved at several epochs and are members of their own; "
                     "where they are checkpoints of one run, --member names it"
                 )
+        self.notes.update(self._numbered.notes())
 
     @property
     def passed_over(self) -> tuple[dict[str, str], ...]:

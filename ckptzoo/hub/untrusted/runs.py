@@ -17,6 +17,8 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 """A number beside a word that says when in its run a file was saved."""
+_OF_TIMES = re.compile(rf"(?P<step>{_STEP_WORDS}|trajectory|history)|(?P<epoch>{_EPOCH_WORDS})", re.IGNORECASE)
+"""A folder or key whose numbered items were saved one after the other."""
 _MOMENT = re.compile(
     r"(?:^|(?<=[-_. ]))(?:best|last|final|latest|current|initial|init|end|ema|swa|avg|average)(?=$|[-_. ])",
     re.IGNORECASE,
@@ -36,10 +38,10 @@ _EPOCH_AND_FIGURE = re.compile(
 _THOUSANDS = {"k": 10**3, "m": 10**6}
 _ANY_WORD = re.compile(
     r"\d-\d+\.\d|step|iter|itr|update|kimg|check|ckpt|chkpt|chk|cp|snap|round|level|ep|best|last|final|current|init|end"
-    r"|ema|swa|av"
+    r"|ema|swa|av|traj|hist"
 )
 """Paths without any of these in small letters, as most have, name no moment of a run."""
-_PLAIN_NAMES = {
+PLAIN_NAMES = {
     "checkpoint", "checkpoints", "ckpt", "ckpts", "model", "models", "net", "network", "weights", "state_dict",
     "pytorch_model", "model_state", "snapshots", "diffusion_pytorch_model", "adapter_model",
     "epoch", "step", "iter", "iteration",
@@ -87,15 +89,21 @@ def run_of(path: str) -> Run:
     Run(member='run1', step=500, epoch=None, is_part=True)
     >>> run_of("netG_epoch_3.pth").epoch, run_of("fold_0/model_best.pt").member, run_of("model_7.pt").member
     (3.0, 'fold_0', 'model_7')
+    >>> run_of("seed0/steps/1000.pt")
+    Run(member='seed0', step=1000, epoch=None, is_part=True)
     """
     names = without_suffixes(path).split("/")
     found: list[tuple[str, float]] = []
     kept: list[str] = []
     is_part = False
     if _ANY_WORD.search(path.lower()) is None:
-        telling = [name for name in names if name.lower() not in _PLAIN_NAMES] or names
+        telling = [name for name in names if name.lower() not in PLAIN_NAMES] or names
         return Run("/".join(telling), None, None, is_part=False)
-    for name in names:
+    for folder, name in zip(["", *names], names, strict=False):
+        if _NATURAL.fullmatch(name) and (times := _OF_TIMES.fullmatch(folder)):
+            found.append(("step" if times["step"] else "epoch", float(name)))
+            kept, is_part = kept[:-1], True
+            continue
         matches = list(_TIME.finditer(name))
         for item in matches:
             word = next(word for word in _RANK if item[word] is not None)
@@ -113,7 +121,7 @@ def run_of(path: str) -> Run:
             rest = ""
         if rest:
             kept.append(rest)
-    telling = [name for name in kept if name.lower() not in _PLAIN_NAMES]
+    telling = [name for name in kept if name.lower() not in PLAIN_NAMES]
     # without any other name the whole source is one run where it has steps, and each plain name a network where not
     member = "/".join(telling if telling or is_part else kept)
     steps = sorted((_RANK[word], number) for word, number in found if number.is_integer())
@@ -128,7 +136,7 @@ def without_plain_name(name: str) -> str:
     ('seed0', 'gan')
     """
     before, _, last = name.rpartition("/")
-    return before if last.lower() in _PLAIN_NAMES else name
+    return before if last.lower() in PLAIN_NAMES else name
 
 
 def _number(text: str) -> float:

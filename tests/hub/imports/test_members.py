@@ -154,6 +154,7 @@ NAMES = {
     "trainer": "{run}/checkpoint-{step}/model.pt", "flat": "{run}_epoch{step}.pt", "step": "{run}-step-{step:06d}.pt",
     "imagenet": "{run}/checkpoint_{step}.pth", "round": "round_{step}/{run}.pt", "figure": "{run}_ep{step}_acc0.{step}.pt",
     "before": "{run}/{step}_epochs.pt", "folders": "{run}/weights/step{step}/model.pt", "level": "{run}/level_{step}.pt",
+    "steps": "{run}/steps/{step}.pt", "epochs": "{run}/epochs/{step}/model.pt", "trajectory": "{run}/trajectory/{step}.pt",
 }  # fmt: skip
 
 
@@ -238,6 +239,42 @@ def test_files_that_may_be_one_run_are_said(tmp_path: Path) -> None:
         save(tmp_path / "nets" / f"{number}.pt", {"net": network(number), "epoch": number + 5})
     done = import_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
     assert any("--member names it" in note for note in done.notes)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "numbers", "is_said"),
+    [
+        ("model{:06d}.pt", (10_000, 20_000), True), ("run/{}.pt", (0, 500), True), ("net-{}.pt", (50, 100, 150), True),
+        ("seed0/{}.pt", (1, 2), True), ("a/fold_3/model_{}.pt", (4, 7), True), ("seed0/{}.pt", (1,), False),
+        ("model_{}.pt", (0, 1, 2), False), ("{}.pt", (100,), False), ("seed{}.pt", (10, 20), False),
+        ("width_{}.pt", (64, 128), False), ("steps/{}.pt", (100, 200), False), ("ckpt_{}.pt", (100, 200), False),
+    ],
+)  # fmt: skip
+def test_numbers_that_may_be_steps_are_said(
+    tmp_path: Path, pattern: str, numbers: tuple[int, ...], is_said: bool
+) -> None:
+    for number in numbers:
+        save(tmp_path / "nets" / pattern.format(number), network(number % 97))
+    done = import_zoo(tmp_path / "nets", tmp_path / "zoo", license="MIT")
+    said = [note for note in done.notes if note.startswith("files that differ in a number, such as")]
+    assert len(said) == is_said
+    members = len({*ckptzoo.open(tmp_path / "zoo").metadata["member"].to_pylist()})
+    assert members == (1 if pattern.startswith(("steps", "ckpt")) else len(numbers))
+
+
+@pytest.mark.parametrize("word", ["trajectory", "history", "steps", "epochs"])
+@settings(max_examples=examples(10, 2), deadline=None)
+@given(steps=st.lists(st.integers(0, 10**6), min_size=2, max_size=4, unique=True), seeds=st.integers(1, 3))
+def test_numbered_networks_of_a_trajectory_are_steps(
+    tmp_path_factory: pytest.TempPathFactory, word: str, steps: list[int], seeds: int
+) -> None:
+    root = tmp_path_factory.mktemp("trajectory")
+    for seed in range(seeds):
+        content = {word: {step: network(seed, number) for number, step in enumerate(steps)}, "lr": 0.1}
+        save(root / "nets" / f"net{seed}.pt", content)
+    import_zoo(root / "nets", root / "zoo", license="MIT")
+    rows = ckptzoo.open(root / "zoo").metadata
+    assert len({*rows["member"].to_pylist()}) == seeds and sorted(rows["step"].to_pylist()) == sorted(steps * seeds)
 
 
 def test_averages_are_of_the_run_that_they_average(tmp_path: Path) -> None:

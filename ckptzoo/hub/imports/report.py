@@ -192,8 +192,8 @@ class NumberedFiles:
             return {}
         before, (first, second) = found[0]
         note = (
-            f"files that differ in a number, such as {first} and {second} after {excerpt(before, 80)!r}, are members of "
-            "their own; where the numbers are steps of one run, --member and --step say so"
+            f"files that differ in a number, such as {first} and {second} after {excerpt(before, 80)!r}, are members "
+            "of their own; where the numbers are steps of one run, --member and --step say so"
         )
         return {note: len(found)}
 

@@ -446,7 +446,7 @@ def _missing(column: _Column, symbol: str, shown: str) -> Condition:
 
 
 def _among(column: _Column, values: Sequence[Any], symbol: str, shown: str) -> Condition:
-    fitting = [_fitting(column, value, shown) for value in values if value is not None]
+    fitting: list[Any] = [_fitting(column, value, shown) for value in values if value is not None]
     if pa.types.is_integer(column.type):
         # pyarrow converts the list to the column's type, and a fraction or a number beyond 64 bits is in no row
         fitting = [int(value) for value in fitting if math.isfinite(value) and value == int(value)]

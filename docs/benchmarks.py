@@ -79,10 +79,15 @@ def table_of(program: str, name: str) -> str:
     if not figures:
         return f"Not measured yet: `make bench ONLY={program}`.\n"
     rows, columns = (list(dict.fromkeys(figure[key] for figure in figures)) for key in ("row", "column"))
-    cells = {(figure["row"], figure["column"]): shown(figure) for figure in figures}
+    cells = {(figure["row"], figure["column"]): _unbroken(shown(figure)) for figure in figures}
     lines = [_line(["", *columns]), "|---|" + "--:|" * len(columns)]
     lines += [_line([row, *(cells.get((row, column), "") for column in columns)]) for row in rows]
     return "\n".join([*lines, "", _measured(content, figures), ""])
+
+
+def _unbroken(cell: str) -> str:
+    """Text of a cell with spaces at which no line is broken, but that before the parentheses."""
+    return cell.replace(" ", "\N{NO-BREAK SPACE}").replace("\N{NO-BREAK SPACE}(", " (")
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -232,7 +232,7 @@ def row_of(rows: pa.Table, position: int) -> dict[str, Any]:
 
 _KINDS = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
 _EPOCH = datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC"))
-"""What times count from, in the time zone that pyarrow gives them."""
+"""The time that timestamps count from, in the time zone that pyarrow gives them."""
 
 
 def same_rows(one: pa.Table, other: pa.Table) -> bool:

@@ -202,7 +202,7 @@ _PLAIN = "|".join(sorted(PLAIN_NAMES))
 _NUMBERED = re.compile(rf"((?:.*/)?(?:(?:{_PLAIN})[-_. ]?)?)(\d{{1,18}})", re.IGNORECASE)
 """A path whose last part says nothing but a number."""
 _ROUND = 10
-"""What all numbers are multiples of where they are likelier steps than a count of members."""
+"""Numbers that are all multiples of this one, or of a larger one, are likelier steps than a count of members."""
 _MAX_FOLDERS = 10_000
 
 

@@ -184,6 +184,9 @@ class Contents:
 
     def runs(self, tree: Tree, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
         """Yield some columns of all rows of a tree, as ``columns`` and a bounded number at a time, after the first."""
+        if not self._has_later:
+            yield from tree.rows.runs(names)
+            return
         for start, run in tree.rows.runs(names):
             yield start, self._with_later(tree, run, np.arange(start, start + len(run)))
 
@@ -518,8 +521,9 @@ def _from_either(read: Read, read_parts: Read, names: Sequence[str]) -> Iterator
     done = 0
     try:
         for piece in read(names):
-            yield piece
             done += len(piece)
+            yield piece
+            del piece  # not held while the next is read
     except IntegrityError as error:
         try:
             for piece in read_parts(names):

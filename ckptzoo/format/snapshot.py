@@ -14,6 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -247,16 +248,19 @@ class Snapshot:
                 read = partial(
                     table.read_bounded, source, file, location=self.location, group=group, packed=kind is not None
                 )
-                try:
-                    together = read(columns=[prefix + name for name in own])
-                    columns = {name: together[prefix + name] for name in own}
-                except IntegrityError:
-                    # the limit is one of a column, and it takes longer to read each by itself
-                    columns = self._one_by_one({name: partial(read, columns=[prefix + name]) for name in own})
-                yield _fitted(columns, names, schema, self._counts[group])
+                yield _fitted(self._group(read, prefix, own), names, schema, self._counts[group])
         except (*table.UNREADABLE, KeyError) as error:
             problem = Problem(self.location, "table", "the columns of docs/format.md", str(error)[:160], REFETCH)
             raise IntegrityError(problem) from error
+
+    def _group(self, read: Callable[..., pa.Table], prefix: str, names: Sequence[str]) -> dict[str, pa.ChunkedArray]:
+        """Columns of a row group, by their names without the prefix."""
+        try:
+            together = read(columns=[prefix + name for name in names])
+            return {name: together[prefix + name] for name in names}
+        except IntegrityError:
+            # the limit is one of a column, and it takes longer to read each by itself
+            return self._one_by_one({name: partial(read, columns=[prefix + name]) for name in names})
 
     def _one_by_one(self, readers: Mapping[str, Callable[[], pa.Table]]) -> dict[str, pa.ChunkedArray]:
         """Columns of a row group that are read one after the other, each bounded, and so are all together."""
@@ -425,6 +429,7 @@ def _encode(trees: Mapping[str, Tree], file: BinaryIO, *, ids_differ: bool) -> s
             for rows in groups:
                 writer.write_table(_widened(rows, prefix, schema), row_group_size=max(1, len(rows)))
                 prefixes.append(prefix)
+                del rows  # not held while the next are read
             return first if len(prefixes) == first + 1 else list(range(first, len(prefixes)))
 
         for name in order:
@@ -471,15 +476,26 @@ def _version(listed: Sequence[Document]) -> int:
 
 def _row_groups(tree: Tree, names: Sequence[str]) -> Iterator[pa.Table]:
     """Yield columns of a tree's rows, those of as many whole parts together as fit into a row group, at least one."""
-    runs = (run for _, run in tree.rows.runs(names))
+    counts = [part.rows for part in tree.parts]
     held, count, nbytes = list[pa.Table](), 0, 0
-    for rows in regrouped(runs, [part.rows for part in tree.parts]):
-        if count and (count + len(rows) > RUN_ROWS or nbytes + rows.nbytes > _GROUP_BYTES):
-            yield pa.concat_tables(held).combine_chunks()
-            held, count, nbytes = [], 0, 0
+    for number, rows in enumerate(regrouped(map(itemgetter(1), tree.rows.runs(names)), counts), 1):
+        if count and nbytes + rows.nbytes > _GROUP_BYTES:
+            yield _concatenated(held)
+            count = nbytes = 0
         held.append(rows)
         count, nbytes = count + len(rows), nbytes + rows.nbytes
-    yield pa.concat_tables(held).combine_chunks()
+        del rows  # not held while the next part is read
+        if count and number < len(counts) and count + counts[number] > RUN_ROWS:
+            yield _concatenated(held)
+            count = nbytes = 0
+    yield _concatenated(held)
+
+
+def _concatenated(held: list[pa.Table]) -> pa.Table:
+    """The rows of some tables, which are taken from the list so that they are not in memory twice."""
+    rows = pa.concat_tables(held).combine_chunks()
+    held.clear()
+    return rows
 
 
 def _index_groups(index: pa.Table) -> Iterator[pa.Table]:

@@ -155,9 +155,13 @@ class LazyTable:
                 self._measure(piece)
                 step = min(RUN_ROWS, self._rows_in(names, limits.MAX_TABLE))
                 for first in range(0, len(piece), step):
-                    run = piece.slice(first, step)
-                    yield start, run.cast(schema)
-                    start += len(run)
+                    yield start + first, piece.slice(first, step).cast(schema)
+                start += len(piece)
+                del piece  # not held while the next is read
+                # Arrow's allocator keeps what was freed, otherwise as much again as is in use
+                pa.default_memory_pool().release_unused()
+                # Arrow's allocator keeps what was freed, otherwise as much again as is in use
+                pa.default_memory_pool().release_unused()
 
     def keep(self) -> None:
         """Read every column of a small table, which is then kept: for who goes through one column after the other."""
@@ -228,6 +232,7 @@ class LazyTable:
         for piece in read:
             rows += len(piece)
             yield piece
+            del piece
         if rows != count:
             step = "Restore the file, or remove it where it is a snapshot."
             raise IntegrityError(Problem(self._location or "table", "rows", str(count), str(rows), step))
@@ -296,11 +301,14 @@ def regrouped(runs: Iterable[pa.Table], counts: Sequence[int]) -> Iterator[pa.Ta
                 break
             held.append(run)
             rows += len(run)
+            del run
         if not held:
             return
-        joined = pa.concat_tables(held)
-        yield joined.slice(0, count)
-        held, rows = [joined.slice(count)], rows - count
+        ready = [pa.concat_tables(held)]
+        rows -= count
+        # neither what was yielded nor an empty slice of it is held while the next run is read
+        held = [ready[0].slice(count) if rows else pa.Table.from_batches([], ready[0].schema)]
+        yield ready.pop().slice(0, count)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +224,7 @@ def _readable(files: Files, tree: str, names: tuple[str, ...], limits: RowLimits
 
 def _extras(files: Files, raw: Tree) -> Iterator[Problem]:
     """Parts with rows whose ``extra`` is no JSON object that every reader can use."""
-    runs = (run for _, run in raw.rows.runs(["extra"]))
+    runs = map(itemgetter(1), raw.rows.runs(["extra"]))
     for part, own in zip(raw.parts, regrouped(runs, [part.rows for part in raw.parts]), strict=False):
         texts = own["extra"].unique().to_pylist()
         yield from extra_problems(texts, location=f"{files.name}/{part.path}/{layout.METADATA}")
@@ -369,7 +370,7 @@ def _same_rows(copied: LazyTable, actual: LazyTable) -> bool:
     step = max(1, _CHECKED_VALUES // max([1, *counts]))
 
     def are_same(columns: list[str]) -> bool:
-        pairs = [regrouped((run for _, run in rows.runs(columns)), counts) for rows in (copied, actual)]
+        pairs = [regrouped(map(itemgetter(1), rows.runs(columns)), counts) for rows in (copied, actual)]
         return all(table.same_rows(one, other) for one, other in zip(*pairs, strict=True))
 
     return all(are_same(names[start : start + step]) for start in range(0, len(names), step))

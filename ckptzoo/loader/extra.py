@@ -86,6 +86,16 @@ def extra_column(runs: Iterable[pa.ChunkedArray], name: str, *, location: str) -
 
 def _of_run(texts: pa.ChunkedArray, path: list[str]) -> tuple[pa.Array, set[pa.DataType | None]]:
     """The values of some rows, all null where there are none, and their types; None for objects and lists."""
+    encoded = texts.combine_chunks().dictionary_encode()
+    if 2 * len(encoded.dictionary) > len(texts):
+        return _of_texts(texts, path)
+    # the rows of a build have the same text, which is parsed once
+    values, kinds = _of_texts(encoded.dictionary, path)
+    return values.take(encoded.indices), kinds
+
+
+def _of_texts(texts: pa.Array | pa.ChunkedArray, path: list[str]) -> tuple[pa.Array, set[pa.DataType | None]]:
+    """The values of each of some texts, as ``_of_run``."""
     data = "\n".join(text or "{}" for text in texts.to_pylist()).encode()
     # a key with dots in it stands for several, which pyarrow would not find
     stretches = [".".join(path[start:stop]) for stop in range(2, len(path) + 1) for start in range(stop - 1)]

@@ -5,6 +5,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, overload
 
@@ -361,7 +362,7 @@ class Zoo:
         known = self._contents.raw.rows.schema.names
         if unknown := [name for name in names if name not in known]:
             raise self._selection.absent_column(unknown[0])
-        return (run for _, run in self._selection.runs(names or known))
+        return map(itemgetter(1), self._selection.runs(names or known))
 
     @property
     def ids(self) -> list[str]:

@@ -268,6 +268,7 @@ def inventory(zoo: Zoo) -> Inventory:
     # first every column at once, which are kept where they are few
     for run in zoo.metadata_runs():
         rows.add(run)
+        del run  # not held while the next is read
     last = zoo.last_steps()
     members, accuracies, usable_count, stated = len(last), np.empty(len(last)), 0, 0
     may_be_stated = contents.stated("test_accuracy")

@@ -112,6 +112,7 @@ def get(
     cancel: CancelToken,
     headers: Mapping[str, str],
     authorize: Authorize = anonymous,
+    redirected: Callable[[str, Mapping[str, str]], None] | None = None,
 ) -> Generator[Answer]:
     """Ask for an address and follow redirects; the connection is closed unless the body was read to its end.
 
@@ -120,7 +121,7 @@ def get(
 
     ``location`` names the requested object in messages; addresses that carry signatures are in none. ``authorize``
     returns the headers for one address; it is called again for every redirect, so that a token goes to its own server
-    only.
+    only. ``redirected`` is called with the address and the headers of every redirect before it is followed.
     """
     redirects: list[Mapping[str, str]] = []
     while True:
@@ -134,6 +135,8 @@ def get(
                 _drain(answer, location)
         redirects.append(answer.headers)
         url = _redirected(url, target, len(redirects), location)
+        if redirected is not None:
+            redirected(url, redirects[-1])
 
 
 def body(answer: Answer, start: int, stop: int, size: int, *, location: str) -> Generator[bytes]:

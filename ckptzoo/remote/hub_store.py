@@ -14,7 +14,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs, quote, urljoin, urlsplit
@@ -103,10 +103,15 @@ class HubStore:
         sent, page = http.range_header(start, stop, size), self._page(name)
         with contextlib.ExitStack() as open_until_read:
 
-            def request(url: str) -> http.Answer:
-                authorize = bearer(self.endpoint, self._token)
+            def request(url: str, redirected: Callable[[str, Mapping[str, str]], None] | None = None) -> http.Answer:
                 exchange = http.get(
-                    self._connections, url, location=location, cancel=cancel, headers=sent, authorize=authorize
+                    self._connections,
+                    url,
+                    location=location,
+                    cancel=cancel,
+                    headers=sent,
+                    authorize=bearer(self.endpoint, self._token),
+                    redirected=redirected,
                 )
                 answer = open_until_read.enter_context(exchange)
                 for stated in (*answer.redirects, answer.headers):
@@ -116,11 +121,24 @@ class HubStore:
             answer = None
             # one thread resolves a file, the others wait for its signed address. A lock that another thread held
             # during a fork stays locked in the child, hence the process id.
-            with self._locks.setdefault((os.getpid(), name), threading.Lock()):
+            with contextlib.ExitStack() as resolving:
+
+                def resolved(url: str, headers: Mapping[str, str]) -> None:
+                    self._check_stated(headers, name, location)
+                    self._signed[name] = url
+                    resolving.close()  # the others need not wait for the answer to this one
+
+                resolving.enter_context(self._locks.setdefault((os.getpid(), name), threading.Lock()))
                 if (signed := self._unexpired(name)) is None:
-                    answer = request(page)
+                    try:
+                        answer = request(page, resolved)
+                    except BaseException:
+                        self._signed.pop(name, None)
+                        raise
                     if answer.status in (200, 206):
                         self._signed[name] = answer.url
+                    else:
+                        self._signed.pop(name, None)
             if answer is None:
                 answer = request(signed or page)
             if answer.headers.get("x-error-code") == GATED:

@@ -2,8 +2,11 @@
 
 import multiprocessing
 import threading
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +15,7 @@ import pytest
 import ckptzoo
 from ckptzoo.errors import IntegrityError
 from ckptzoo.format import limits, tree
-from ckptzoo.format.tree import LazyTable
+from ckptzoo.format.tree import LazyTable, regrouped
 
 SCHEMA = pa.schema([("id", pa.string()), ("seed", pa.int64())])
 
@@ -95,3 +98,31 @@ def test_rows_of_a_table_that_is_not_kept_come_from_the_parts(monkeypatch: pytes
     for _ in range(3):
         assert [table.row(at)["id"][:3] for at in range(12)] == [f"{at // 3}-{at % 3}" for at in range(12)]
     assert len(read) <= 4 + 4 * 3
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_that_were_handed_out_are_not_held_while_the_next_are_read(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Neither by runs nor by groups of rows of other sizes, except the rest of a piece that is not handed out yet."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(1, 9, 12).tolist()
+    alive, most = list[weakref.ref[Any]](), 0
+
+    def piece(size: int) -> tree.Read:
+        def read(names: Sequence[str]) -> Iterator[pa.Table]:
+            nonlocal most
+            most = max(most, sum(ref() is not None for ref in alive))
+            seeds = np.arange(size)
+            alive.append(weakref.ref(seeds))
+            yield pa.table({"seed": seeds})
+
+        return read
+
+    monkeypatch.setattr(tree, "_KEPT_VALUES", 0)
+    rows = LazyTable(SCHEMA, [(size, piece(size)) for size in sizes])
+    assert list(map(len, map(itemgetter(1), rows.runs(["seed"])))) == sizes and most == 0
+    assert list(map(len, regrouped(map(itemgetter(1), rows.runs(["seed"])), sizes))) == sizes and most == 0
+    cuts = np.diff([0, *sorted(rng.choice(sum(sizes), 6)), sum(sizes)]).tolist()
+    assert list(map(len, regrouped(map(itemgetter(1), rows.runs(["seed"])), cuts))) == cuts
+    assert most <= max(cuts)

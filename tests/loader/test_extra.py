@@ -95,3 +95,23 @@ def test_of_a_zoo_on_another_machine_the_column_is_fetched_where_it_is_named(zoo
     with running(Served(files)) as served:
         there = ckptzoo.open(f"{served.url}/zoo")
         assert there.where("extra.depth > 3").ids == ["m1"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_texts_that_many_rows_share_give_what_each_would_alone(seed: int) -> None:
+    """Parsed once each, whatever their order and whichever rows have none."""
+    rng = np.random.default_rng(seed)
+    extras: list[Any] = [None, {}, {"b": 1}, *({"a": {"x": value}} for value in rng.integers(0, 9, 4).tolist())]
+    if seed % 2:
+        extras += [{"a.x": 7}, {"a": {"x": 2.5, "y": "\n"}}]
+    texts = [None if extra is None else json.dumps(extra, indent=seed % 3 or None) for extra in extras]
+    chosen = rng.integers(0, len(texts), (4, 60))
+    runs = [pa.chunked_array([[texts[at] for at in half] for half in np.split(run, 2)], pa.string()) for run in chosen]
+    expected = [None if (value := _under(extras[at])) is None else float(value) for at in chosen.ravel()]
+    found = extra_column(runs, "extra.a.x", location="zoo")
+    assert found.to_pylist() == expected and found.type == pa.float64()
+
+
+def _under(extra: Any) -> Any:
+    """The value under ``a.x`` of one row."""
+    return (extra or {}).get("a.x", (extra or {}).get("a", {}).get("x"))

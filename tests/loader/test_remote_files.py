@@ -336,3 +336,29 @@ def test_a_state_continues_at_its_revision_of_a_zoo_that_grew(server: Hosted, tm
         np.testing.assert_array_equal(old["conv1.weight"], new["conv1.weight"])
     with pytest.raises(ZooError, match=r"The nearest is sha256:.* of the first . parts"):
         ckptzoo.open("lab/zoo", endpoint=server.url, revision="sha256:0")
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_small_snapshot_is_fetched_once_and_damage_in_it_is_seen_by_column(tmp_path, monkeypatch, damaged):
+    monkeypatch.setenv("CKPTZOO_CACHE", str(tmp_path / "cache"))
+    path = zoo_of(tmp_path / "zoo", (5, 3))
+    ckptzoo.compact(path)
+    near = ckptzoo.open(path)
+    (snapshot,) = (path / layout.SNAPSHOTS).iterdir()
+    files = {f"/zoo/{file.relative_to(path)}": file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    name = f"/zoo/{snapshot.relative_to(path)}"
+    if damaged:  # in a column before the tail, which the listing's digest tells too
+        files[name] = files[name][:40] + bytes([files[name][40] ^ 1]) + files[name][41:]
+    with running(Served(files)) as served:
+        far = ckptzoo.open(f"{served.url}/zoo")
+        assert far.ids == near.ids and far.where("seed == 1").ids == near.where("seed == 1").ids
+        asked = [item for item in served.seen if item.path.startswith(name)]
+        assert len(asked) == 1 or damaged
+        for own in near:
+            its = far.checkpoint(own.id)
+            assert all(its[tensor].tobytes() == own[tensor].tobytes() for tensor in own)
+        # a block that is one row is handed out as it is, and nobody can write to it
+        assert not any(its[tensor].flags.writeable and its[tensor].size > 2**16 for tensor in its)
+        assert far.metadata.equals(near.metadata)
+        asked = [item for item in served.seen if item.path.startswith(name)]
+        assert len(asked) == 1 or damaged

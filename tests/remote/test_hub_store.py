@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -124,3 +125,16 @@ def test_when_a_signed_address_ends() -> None:
     assert expiry("https://c/x?Expires=1700000000&Signature=a") == 1_700_000_000
     assert expiry("https://s/x?X-Amz-Date=20240101T000000Z&X-Amz-Expires=3600") == 1_704_067_200 + 3600
     assert expiry("https://s/x") == float("inf") == expiry("https://s/x?Expires=soon")
+
+
+@pytest.mark.parametrize("kind", ["", "hangup", "down", "forbidden", "short", "busy"])
+def test_a_file_that_many_ask_for_at_once_is_resolved_once_and_again_after_a_failure(
+    both: Both, files: dict[str, bytes], quick: RetryPolicy, kind: str
+) -> None:
+    store = opened(both[0], quick)
+    both[1].faults.extend([Fault(kind)] if kind else [])
+    with ThreadPoolExecutor(8) as pool:
+        starts = [7 * number for number in range(24)]
+        found = list(pool.map(lambda start: read(store, SHARD, start, start + 100, quick), starts))
+    assert found == [files[SHARD][start : start + 100] for start in starts]
+    assert 1 <= resolves(both[0]) <= (1 if not kind else 9)

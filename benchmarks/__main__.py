@@ -48,6 +48,7 @@ PROGRAMS: dict[str, Program] = {
     "train": Program(3),
     "resnet": Program(1),
     "record": Program(4),
+    "writing": Program(8),
     "posterior": Program(4),
     "hmc": Program(1),
     "symmetry": Program(6),

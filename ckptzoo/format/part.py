@@ -267,7 +267,7 @@ class _RowSpool:
     def table(self) -> pa.Table:
         """All rows so far."""
         self._convert(len(self._waiting))
-        rest = pa.concat_tables([self._schema.empty_table(), *self._tables]).combine_chunks()
+        rest = pa.concat_tables([pa.Table.from_batches([], self._schema), *self._tables]).combine_chunks()
         self._tables = [rest]
         return pa.concat_tables([*self._spooled, rest] if len(rest) else self._spooled or [rest])
 

@@ -9,7 +9,9 @@ import hashlib
 import io
 import json
 import os
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -127,7 +129,7 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
             # Arrow truncates floats silently
             if pa.types.is_integer(spec.type) and any(isinstance(value, float) for value in values):
                 raise ValueError("not whole")
-            columns.append(pa.array(values, spec.type))
+            columns.append(_array(values, spec.type))
         except (pa.ArrowException, TypeError, OverflowError, ValueError):
             odd = next((value for value in values if not _is_of(value, spec.type)), values[0])
             got = f"{shortened(repr(odd), 100)} of type {type(odd).__name__}"
@@ -141,6 +143,29 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
     if problems:
         raise SpecError(problems)
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """What ``pa.array`` gives, which imports pandas; of many values it is the faster way."""
+    if len(values) <= _FEW_VALUES and "pandas" not in sys.modules:
+        with suppress(ValueError, OverflowError):  # which pyarrow says in its own words
+            if _is_simple([value for value in values if value is not None], kind):
+                return array_of_values(values, kind)
+    return pa.array(values, kind)
+
+
+def _is_simple(values: list[Any], kind: pa.DataType) -> bool:
+    """Whether ``array_of_values`` makes what ``pa.array`` does of these values, which has more rules for others."""
+    types = set(map(type, values))
+    if pa.types.is_timestamp(kind):
+        return types <= {datetime} and all(value.utcoffset() == timedelta() for value in values)
+    if pa.types.is_float64(kind):
+        return types <= {int, float} and all(type(value) is float or abs(value) <= _EXACT for value in values)
+    if pa.types.is_list(kind):
+        return types <= {list, tuple} and all(type(item) is int for value in values for item in value)
+    if pa.types.is_fixed_size_binary(kind):
+        return types <= {bytes} and all(len(value) == kind.byte_width for value in values)
+    return kind in _PYTHON_TYPES and types <= {_PYTHON_TYPES[kind]}
 
 
 def _is_of(value: Any, kind: pa.DataType) -> bool:
@@ -200,11 +225,25 @@ def array_of(values: NDArray[Any], valid: NDArray[np.bool_] | None = None) -> pa
 
 
 def array_of_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Values of Python, or None, as an array of numbers, truths, texts or bytes; ``pa.array`` would import pandas."""
+    """Values of Python, or None, as an array; ``pa.array`` would import pandas.
+
+    Numbers, truths, texts, bytes, times of UTC, and lists of integers.
+    """
     missing = [value is None for value in values]
     valid = ~np.array(missing) if any(missing) else None
+    if pa.types.is_timestamp(kind):
+        since = [timedelta() if value is None else value - _EPOCH for value in values]
+        return array_of(np.array([value // _MICROSECOND for value in since], np.int64), valid).cast(kind)
+    if pa.types.is_fixed_size_binary(kind):
+        data = b"".join(bytes(kind.byte_width) if value is None else value for value in values)
+        return pa.Array.from_buffers(kind, len(values), [_packed(valid), pa.py_buffer(data)])
+    if pa.types.is_list(kind):
+        ends = np.cumsum([0, *(len(value or ()) for value in values)], dtype=np.int32)
+        items = array_of(np.array([item for value in values for item in value or ()], np.int64))
+        return pa.Array.from_buffers(kind, len(values), [_packed(valid), pa.py_buffer(ends)], children=[items])
     if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
-        return array_of(np.array([value or 0 for value in values], kind.to_pandas_dtype()), valid)
+        held = [0 if value is None else value for value in values]
+        return array_of(np.array(held, kind.to_pandas_dtype()), valid)
     texts = [value.encode() if isinstance(value, str) else value or b"" for value in values]
     ends = np.cumsum([0, *map(len, texts)], dtype=np.int32)
     return pa.Array.from_buffers(kind, len(texts), [_packed(valid), pa.py_buffer(ends), pa.py_buffer(b"".join(texts))])
@@ -231,8 +270,15 @@ def row_of(rows: pa.Table, position: int) -> dict[str, Any]:
 
 
 _KINDS = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
+_PYTHON_TYPES = {kind: type_ for type_, kind in _KINDS.items()}
+_EXACT = 2**53
+"""No float64 tells larger integers apart; pyarrow refuses them."""
+_FEW_VALUES = 1024
+"""The number of values of a column that are made into an array without pyarrow's own way, which imports pandas."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC"))
 """The time that timestamps count from, in the time zone that pyarrow gives them."""
+_MICROSECOND = timedelta(microseconds=1)
+"""What they count."""
 
 
 def same_rows(one: pa.Table, other: pa.Table) -> bool:

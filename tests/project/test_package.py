@@ -32,6 +32,15 @@ IMPORTS = [
         "from ckptzoo.studies.inventory import take_stock; take_stock('cards/mnist-optunet')",
         "pandas numpy.ma pyarrow.dataset ckptzoo.remote ckptzoo.derive ckptzoo.symmetry.gauges torch",
     ),
+    (
+        (
+            "import numpy, tempfile; w = ckptzoo.create(tempfile.mkdtemp() + '/zoo', arch=ckptzoo.Architecture('tiny', "
+            "(ckptzoo.Tensor('a', (4,)),))); w.add({'a': numpy.zeros((2, 4), 'f4')}, [{'id': 'x', 'seed': 1, "
+            "'epoch': 2.5}, {'id': 'y', 'extra': {'lr': .1}}]); w.commit(); ckptzoo.verify(w.path); "
+            "ckptzoo.compact(w.path)"
+        ),
+        "pandas torch",
+    ),
     ("import ckptzoo; ckptzoo.open; ckptzoo.create; ckptzoo.verify", "torch datasets huggingface_hub matplotlib"),
     ("import ckptzoo; ckptzoo.learning", "torch datasets huggingface_hub matplotlib"),
     ("import ckptzoo; ckptzoo.push, ckptzoo.pull, ckptzoo.search", "torch datasets huggingface_hub matplotlib"),

@@ -15,7 +15,7 @@ from ckptzoo.errors import IntegrityError, Problem, SpecError, UnknownNameError,
 from ckptzoo.format import durable
 from ckptzoo.format.files import Files, Folder
 from ckptzoo.format.reader import read_contents, read_documents
-from ckptzoo.format.table import array_of
+from ckptzoo.format.table import array_of, array_of_values
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.lazy_names import lazy_module
 from ckptzoo.schema import layout
@@ -75,7 +75,7 @@ def part_numbers(split: Split, rows: pa.Table) -> NDArray[np.int64]:
         numbers = {name: number for number, name in enumerate(split.parts)}
         own = np.array([numbers[split.part_of(member)] for member in encoded.dictionary.to_pylist()], dtype=np.int64)
         return own[np.from_dlpack(encoded.indices).astype(np.int64)]
-    items = pa.chunked_array([pa.array([item for part in split.lists.values() for item in part], pa.string())])
+    items = pa.chunked_array([array_of_values([item for part in split.lists.values() for item in part], pa.string())])
     owners = np.repeat(np.arange(len(split.parts)), [len(part) for part in split.lists.values()])
     return np.append(owners, -1)[places_of(rows[split.by], items)]  # -1 of those in no list is the last
 

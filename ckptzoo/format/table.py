@@ -231,6 +231,8 @@ def array_of_values(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
     Numbers, truths, texts, bytes, times of UTC, and lists of integers.
     """
+    if len(values) > _FEW_VALUES or "pandas" in sys.modules:
+        return pa.array(values, kind)
     valid = np.array([value is not None for value in values]) if None in values else None
     if pa.types.is_timestamp(kind):
         since = [timedelta() if value is None else value - _EPOCH for value in values]
@@ -274,6 +276,12 @@ def row_of(rows: pa.Table, position: int) -> dict[str, Any]:
         (value,) = (column.slice(position, 1).cast(pa.int64()) if is_time else column.slice(position, 1)).to_pylist()
         row[name] = _EPOCH + timedelta(microseconds=value) if is_time and value is not None else value
     return row
+
+
+def times_of(column: pa.ChunkedArray) -> list[datetime]:
+    """The different times in a column; ``to_pylist`` would import pandas for them."""
+    counts = column.drop_null().cast(pa.int64()).unique().to_pylist()
+    return [_EPOCH + timedelta(microseconds=count) for count in counts]
 
 
 _KINDS = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from ckptzoo.format.digests import reference_summary
+from ckptzoo.format.table import array_of, filled_with, numbers
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.hub.card.markdown import code, fenced, folded, listed, table
 from ckptzoo.loader.selection import draws_by_method
@@ -133,7 +134,7 @@ class StoredBytes:
         """From the index; no shard is read."""
         index = tree.blocks.select(["file", "tensor", "nbytes"])
         whole = index.filter(index["tensor"].is_null())
-        nbytes = whole["nbytes"].to_numpy()
+        nbytes = numbers(whole["nbytes"])
         element = np.array([name.startswith(f"{layout.ELEMENT}-") for name in whole["file"].to_pylist()], dtype=bool)
         return cls(int(nbytes[~element].sum()), int(nbytes[element].sum()))
 
@@ -159,7 +160,7 @@ def variants(zoo: Zoo) -> str:
 def _variant(zoo: Zoo, name: str) -> Sequence[str]:
     tree = zoo.contents.derived(name)
     rows = zoo.contents.columns(tree, ("gauged", "unresolved", *DIFFERENCES))
-    rows = rows.filter(pa.array(places_of(tree.rows["id"], zoo.column("id")) >= 0))
+    rows = rows.take(array_of(np.flatnonzero(places_of(tree.rows["id"], zoo.column("id")) >= 0)))
     versions = sorted({str(part.facts.get("version")) for part in tree.parts})
     stored = StoredBytes.of(tree)
     nbytes = size(stored.weights + stored.elements)
@@ -192,8 +193,8 @@ def _rule(name: str, versions: Sequence[str], facts: Document, symmetry: Symmetr
 
 def _largest_difference(rows: pa.Table) -> str:
     """The largest difference, with the number of checkpoints that were checked where that is not all."""
-    values = np.concatenate([rows[name].drop_null().to_numpy() for name in DIFFERENCES]).astype(np.float64)
-    checked = int(np.logical_or.reduce([rows[name].is_valid().to_numpy() for name in DIFFERENCES]).sum())
+    values = np.concatenate([numbers(rows[name].drop_null()) for name in DIFFERENCES]).astype(np.float64)
+    checked = int(np.logical_or.reduce([filled_with(rows[name].is_valid(), False) for name in DIFFERENCES]).sum())
     return checked_difference(float(values.max()), checked, len(rows)) if len(values) else "none"
 
 
@@ -354,7 +355,7 @@ def mean_of(zoo: Zoo) -> tuple[str, str] | None:
 
 def _figures(rows: pa.Table, name: str) -> NDArray[np.float64]:
     """Return a column (N,), NaN where nothing is known or the value is beyond ``MAX_FIGURE``."""
-    values = rows[name].fill_null(float("nan")).to_numpy().astype(np.float64)
+    values = filled_with(rows[name], float("nan")).astype(np.float64)
     return np.where(np.abs(values) <= MAX_FIGURE, values, np.nan)
 
 
@@ -490,13 +491,13 @@ def counts(column: pa.ChunkedArray) -> dict[str, int]:
 
 def steps_are_epochs(rows: pa.Table) -> bool:
     """Whether steps are the numbers of epochs, as of files that are called by them: every step is its row's epoch."""
-    steps, epochs = (rows[name].fill_null(-1).to_numpy().astype(np.float64) for name in ("step", "epoch"))
+    steps, epochs = (filled_with(rows[name], -1).astype(np.float64) for name in ("step", "epoch"))
     return bool((steps == epochs).all() and (steps > 0).any())
 
 
 def flags(table: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
     """Return a column (N,) of true and false."""
-    return table[column].fill_null(missing).to_numpy().astype(np.bool_)
+    return filled_with(table[column], missing)
 
 
 def usable(table: pa.Table) -> NDArray[np.bool_]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ckptzoo.format.table import times_of
 from ckptzoo.hub.card.contents import counts
 from ckptzoo.loader.citation import cite
 from ckptzoo.loader.selection import standing
@@ -89,7 +90,7 @@ def croissant(zoo: Zoo, card: Card) -> bytes:
     """
     rows = zoo.metadata
     tombstones = zoo.contents.retracted
-    created = [time for time in rows["created"].drop_null().to_pylist() if isinstance(time, datetime)]
+    created = times_of(rows["created"])
     content: dict[str, Any] = {
         "@context": _CONTEXT,
         "@type": "sc:Dataset",

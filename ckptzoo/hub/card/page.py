@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from ckptzoo.format.table import array_of, filled_with, times_of
 from ckptzoo.hub.card import contents
 from ckptzoo.hub.card.contents import counts, format_number, format_range
 from ckptzoo.hub.card.explorer import explorer_section
@@ -179,10 +181,10 @@ def markdown(text: str) -> str:
 
 def training(rows: pa.Table) -> str:
     """Return a line for each recipe and data set, and settings that all checkpoints of a recipe share, if any."""
-    numbered = rows.select([*_RECIPE_COLUMNS]).append_column("row", pa.array(range(len(rows)), pa.int64()))
+    numbered = rows.select([*_RECIPE_COLUMNS]).append_column("row", array_of(np.arange(len(rows))))
     keys = numbered.group_by([*_RECIPE_COLUMNS]).aggregate([("row", "list")]).to_pylist()
     # Arrow groups on several threads: lists come in any order
-    recipes = [(key, rows.take(pa.array(sorted(key["row_list"])))) for key in keys]
+    recipes = [(key, rows.take(array_of(np.array(sorted(key["row_list"]))))) for key in keys]
     recipes = [(key, own_rows) for key, own_rows in recipes if any(key[column] for column in _RECIPE_COLUMNS)]
     if not recipes:
         return ""
@@ -320,7 +322,7 @@ def contributors(card: Card, rows: pa.Table) -> str:
     names, numbers = rows["contributor"].to_pylist(), counts(rows["contributor"])
     lines: list[tuple[str, ...]] = []
     for name, number in list(numbers.items())[:MAX_CONTRIBUTORS]:
-        own_rows = rows.filter(pa.array([contributor == name for contributor in names]))
+        own_rows = rows.take(array_of(np.array([at for at, contributor in enumerate(names) if contributor == name])))
         details = (listed(list(counts(own_rows[column])), limit=3) for column in ("license", "source"))
         lines.append((code(name), f"{number:,}", *details))
     if lines:
@@ -364,10 +366,10 @@ def _values(column: pa.ChunkedArray, kind: str) -> str:
         texts = counts(known) if len(known.unique()) <= _MAX_LISTED_VALUES else {}
         return ", ".join(code(text, limit=40) for text in texts) or f"{len(known.unique()):,} different"
     if kind == "bool":
-        true = int(known.to_numpy().sum())
+        true = int(filled_with(known, False).sum())
         return "true" if true == len(known) else "false" if not true else f"true for {true:,}"
     if kind == "timestamp":
-        moments = known.unique().to_pylist()
+        moments = times_of(known)
         return " to ".join(dict.fromkeys((_day(min(moments)), _day(max(moments)))))
     return _number_range(known)
 

@@ -151,6 +151,7 @@ def run(name: str, options: Sequence[str] | None = None, to: Path | None = None)
     command, commit, busy = ["-m", f"benchmarks.{name}", *chosen], commit_of(), busy_cores()
     print(f"python {' '.join(command)}   (about {minutes(name):.0f} minutes)", flush=True)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # modules would be compiled again in every process
     began = time.monotonic()
     done = subprocess.run([sys.executable, *command, "--json", str(path)], cwd=ROOT, env=environment)
     if done.returncode or not path.exists():

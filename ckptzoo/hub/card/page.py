@@ -6,7 +6,7 @@ training, licences, contributors and the columns of the metadata.
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -179,13 +179,22 @@ def markdown(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
+def _by_recipe(rows: pa.Table) -> Iterator[tuple[dict[str, Any], pa.Table]]:
+    """Yield the values that ``_RECIPE_COLUMNS`` have together, with the rows that have them."""
+    if not len(rows):
+        return
+    # group_by of pyarrow would import pandas
+    encoded = [rows[name].combine_chunks().dictionary_encode().indices for name in _RECIPE_COLUMNS]
+    numbers = np.stack([filled_with(indices, -1) for indices in encoded])
+    _, groups = np.unique(numbers, axis=1, return_inverse=True)
+    for number in range(int(groups.max()) + 1):
+        own_rows = rows.take(array_of(np.flatnonzero(groups.ravel() == number)))
+        yield {name: own_rows[name][0].as_py() for name in _RECIPE_COLUMNS}, own_rows
+
+
 def training(rows: pa.Table) -> str:
     """Return a line for each recipe and data set, and settings that all checkpoints of a recipe share, if any."""
-    numbered = rows.select([*_RECIPE_COLUMNS]).append_column("row", array_of(np.arange(len(rows))))
-    keys = numbered.group_by([*_RECIPE_COLUMNS]).aggregate([("row", "list")]).to_pylist()
-    # Arrow groups on several threads: lists come in any order
-    recipes = [(key, rows.take(array_of(np.array(sorted(key["row_list"]))))) for key in keys]
-    recipes = [(key, own_rows) for key, own_rows in recipes if any(key[column] for column in _RECIPE_COLUMNS)]
+    recipes = [(key, own_rows) for key, own_rows in _by_recipe(rows) if any(key.values())]
     if not recipes:
         return ""
     recipes.sort(key=lambda recipe: (-len(recipe[1]), *(str(recipe[0][column] or "") for column in _RECIPE_COLUMNS)))

@@ -114,7 +114,7 @@ def open(
     --------
     >>> zoo = ckptzoo.open("cards/mnist-optunet")
     >>> zoo
-    <zoo mnist-optunet: 3,072 checkpoints of optunet, 3 parts>
+    <zoo mnist-optunet: 4,096 checkpoints of optunet, 4 parts>
     >>> zoo["conv1.weight"][:64].shape
     (64, 2, 1, 4, 4)
     """

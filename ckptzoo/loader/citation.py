@@ -77,7 +77,7 @@ class Citation(JsonFields, derived=("bibtex", "code")):
     Examples
     --------
     >>> print(ckptzoo.open("cards/mnist-optunet").where("seed < 3").cite())
-    @misc{mnist-optunet-3dd99fc7,
+    @misc{mnist-optunet-c739c42c,
       title = {{OptuNets on MNIST}},
     ...
     """

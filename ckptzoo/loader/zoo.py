@@ -241,7 +241,7 @@ class Zoo:
     --------
     >>> zoo = ckptzoo.open("cards/mnist-optunet").where("test_accuracy > 0.91")
     >>> len(zoo), zoo["fc.weight", "canonical"].shape
-    (9, (9, 10, 10))
+    (11, (11, 10, 10))
     >>> zoo[0].id
     'mnist-optunet-2cdbd75c-000231-056280'
     """
@@ -584,7 +584,7 @@ class Zoo:
         >>> zoo = ckptzoo.open("cards/mnist-optunet")
         >>> train, test = zoo.split("main", "train"), zoo.split("main", "test")
         >>> len(train), len(test)
-        (2203, 424)
+        (2913, 590)
         """
         split = read_split(self._contents.files, name, self._contents.identity)
         if part not in split.parts:

@@ -41,7 +41,7 @@ PARTS = ("bytes", "push", "append", "dedupe")
 BATCH = 4096
 """OptuNets that are drawn at a time."""
 COPY_EVERY = 1000
-"""Every so many OptuNets one is a copy of that before it, with noise that leaves the function nearly as it was."""
+"""One OptuNet in this number is a copy of the one before it with noise added, so that both compute nearly the same."""
 NOISE = 1e-6
 Spent = dict[str, float]
 
@@ -164,14 +164,14 @@ def answer(name: str, folder: Path, count: int) -> None:
 
 
 def asked(name: str, folder: Path, count: int) -> Spent:
-    """What a contender spends in a process of its own."""
+    """Measure a contender in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.writing", "--run", name, str(folder), str(count)]
     done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def run(command: list[str], **environment: str) -> Spent:
-    """What a command spends as a whole: seconds, of the processors, and its largest anonymous memory."""
+    """Run a command; return its seconds, its processor seconds and its largest anonymous memory."""
     began, memory = time.perf_counter(), 0
     with subprocess.Popen(
         [sys.executable, *command], cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.DEVNULL

@@ -306,7 +306,7 @@ class _Few:
 _EPOCH = datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC"))
 """The time that timestamps count from, in the time zone that pyarrow gives them."""
 _MICROSECOND = timedelta(microseconds=1)
-"""What they count."""
+"""The unit of timestamps."""
 
 
 def same_rows(one: pa.Table, other: pa.Table) -> bool:

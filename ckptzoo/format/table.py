@@ -146,7 +146,7 @@ def table_of(rows: list[dict[str, Any]], schema: pa.Schema, *, location: str) ->
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """What ``pa.array`` gives, which imports pandas; of many values it is the faster way."""
+    """Return what ``pa.array`` does, without importing pandas for few values; for many it is the faster way."""
     if _Few.left >= len(values) and "pandas" not in sys.modules:
         _Few.left -= len(values)
         with suppress(ValueError, OverflowError):  # which pyarrow says in its own words
@@ -294,10 +294,10 @@ _EXACT = 2**53
 
 
 class _Few:
-    """Values of columns that this process may still make into arrays without pyarrow's own way.
+    """The number of values that this process may still make into arrays without ``pa.array``.
 
-    That imports pandas, which takes a second or two once, and is three times as fast: a million values, as of forty
-    thousand rows.
+    ``pa.array`` imports pandas once and is then three times as fast. A million values are those of about forty thousand
+    rows.
     """
 
     left = 2**20

@@ -160,8 +160,6 @@ class LazyTable:
                 del piece  # not held while the next is read
                 # Arrow's allocator keeps what was freed, otherwise as much again as is in use
                 pa.default_memory_pool().release_unused()
-                # Arrow's allocator keeps what was freed, otherwise as much again as is in use
-                pa.default_memory_pool().release_unused()
 
     def keep(self) -> None:
         """Read every column of a small table, which is then kept: for who goes through one column after the other."""

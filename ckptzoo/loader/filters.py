@@ -11,7 +11,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time
 from functools import reduce
 from typing import Any
 
@@ -54,7 +54,6 @@ _OPERATORS = (*_COMPARE, "in", "not in")
 _PYTHON_WORDS = {"true": "True", "false": "False", "null": "None", "none": "None"}
 """Names in SQL and JSON of Python's constants."""
 _MAX_CONDITION = 10_000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STEP = "Write, for example, test_accuracy > 0.8 and seed < 500."
 _LISTED = "Write, for example, seed in [1, 2]."
 _AND = "Write and, or and not, or brackets round each comparison: (seed > 1) & (seed < 3)."
@@ -472,7 +471,7 @@ def _fitting(column: _Column, value: Any, shown: str) -> Any:
     if (column.kind == "text" and isinstance(value, str)) or (column.kind == "truth" and truth):
         return value
     if column.kind == "time" and (moment := _moment(value)) is not None:
-        return array_of(np.array([(moment - _EPOCH) // timedelta(microseconds=1)])).cast(column.type)[0]
+        return array_of_values([moment], column.type)[0]
     step = f"Write, for example, {column.example()}."
     raise ZooError(
         Problem("where", repr(shown), f"{_VALUES[column.kind]} to compare {column} with", _spoken(value), step)

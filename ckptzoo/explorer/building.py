@@ -20,6 +20,8 @@ from ckptzoo.explorer.document import LayerFigure, PageFacts, html_page
 from ckptzoo.explorer.payload import Payload, encode
 from ckptzoo.explorer.weights import BASIS, MISSING, LayerWeights, PrincipalScores, count_values, edges_of, scores
 from ckptzoo.format.durable import check_replaceable, write_file
+from ckptzoo.format.table import filled_with
+from ckptzoo.loader.flags import usable_rows
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
@@ -397,15 +399,10 @@ class _Content:
 
     def _usable(self, variant: str) -> NDArray[np.int64]:
         """Return positions among the members shown of those whose weights can be shown in a gauge."""
-        kept = ~_flags(self.shown, "diverged", False) & _flags(self.shown, "finite", True)
+        kept = usable_rows(self.shown)
         if variant != layout.RAW:
-            gauged = columns.variant_column(self.shown, variant, "gauged")
-            kept &= gauged.fill_null(False).to_numpy().astype(bool)
+            kept &= filled_with(columns.variant_column(self.shown, variant, "gauged"), False)
         return np.flatnonzero(kept)
-
-
-def _flags(zoo: Zoo, name: str, missing: bool) -> NDArray[np.bool_]:
-    return zoo.column(name).fill_null(missing).to_numpy().astype(bool)
 
 
 def _placed(scores_of_layer: PrincipalScores, rows: NDArray[np.int64], axis: int, count: int) -> NDArray[np.int16]:

@@ -21,13 +21,15 @@ from ckptzoo.format import limits, table
 from ckptzoo.format.checks import row_limits
 from ckptzoo.format.durable import TEMPORARY, Staging, locked, naming
 from ckptzoo.format.files import Folder
+from ckptzoo.format.known_names import KnownNames
 from ckptzoo.format.maintenance import add_snapshot
 from ckptzoo.format.packed import RUN_ROWS
 from ckptzoo.format.part import SHARD_BYTES, PartWriter
 from ckptzoo.format.reader import list_trees, read_documents, read_tree
 from ckptzoo.format.references import Reference, digest_of_file, encode, require_kind
 from ckptzoo.format.singles import Singles, as_numpy, json_of, number_of, plain_row, row_bytes
-from ckptzoo.format.snapshot import newest
+from ckptzoo.format.snapshot import Snapshot, newest
+from ckptzoo.format.tree import Tree
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture, Tensor, architecture_difference, tensor_difference
 from ckptzoo.schema.card import CARD_TOML, Card
@@ -240,7 +242,7 @@ class Writer:
         self._pending: set[str] = set()
         self._rows_bytes = 0
         self._singles = Singles(arch)
-        self._taken: dict[str, set[str]] = {"id": set(), "unit": set()}
+        self._taken = {"id": KnownNames(), "unit": KnownNames()}
         self._seen_parts: set[str] = set()
         self._read_alone = 0
         """The number of parts that no snapshot covered, so that each was read."""
@@ -330,7 +332,7 @@ class Writer:
         plain = plain_row(row, location=f"{self.path.name}: rows")
         if plain is None or plain["id"] in self._pending:
             return False
-        if any(plain.get(column) in taken for column, taken in self._taken.items()):
+        if any(taken.likely([plain.get(column)]) for column, taken in self._taken.items()):
             return False
         rows_bytes = self._rows_bytes + row_bytes(plain)
         if rows_bytes > limits.MAX_TABLE or not self._singles.take(weights, plain):
@@ -482,37 +484,56 @@ class Writer:
 
     def _require_new(self, columns: Mapping[str, Sequence[Any]]) -> None:
         """Raise where the zoo has some of the ids or units, as far as its parts were read."""
+        likely = {column: known.likely(columns[column]) for column, known in self._taken.items()}
+        taken = self._in_parts(likely) if any(likely.values()) else likely
         problems: list[Problem] = []
         for column, what in (("id", "checkpoint"), ("unit", "unit")):
-            taken = sorted({str(value) for value in columns[column] if value in self._taken[column]})
-            if taken:
-                got = f"{len(taken)} there already, such as {taken[0]!r}"
+            if taken[column]:
+                got = f"{len(taken[column])} there already, such as {min(taken[column])!r}"
                 step = "Leave out what the zoo has; other weights (of another engine) go to another zoo."
                 problems.append(Problem(self.path.name, f"{what} ids", "new ones", got, step))
         if problems:
             raise SpecError(problems)
 
+    def _in_parts(self, names: Mapping[str, set[str]]) -> dict[str, set[str]]:
+        """Those of some names of each column that rows of the parts have: hashes alone do not tell."""
+        files, found = Folder(self.path), {column: set[str]() for column in names}
+        parts = self._listed() & self._seen_parts
+        for _, run in self._tree(parts, newest(files, list_trees(files))).rows.runs(list(names)):
+            for column, asked in names.items():
+                found[column] |= asked.intersection(run[column].drop_null().to_pylist())
+        return found
+
     def _read_new_parts(self) -> None:
         """Learn the ids and units of parts that came since the last call; parts never change."""
-        files, folder = Folder(self.path), self.path / layout.PARTS
-        names = set(os.listdir(folder)) if folder.is_dir() else set[str]()  # noqa: PTH208, as paths they cost more
-        new = tuple(sorted(name for name in names - self._seen_parts if layout.PART_NAME.fullmatch(name)))
+        new = self._listed() - self._seen_parts
         if not new:
             return
+        files = Folder(self.path)
         # a snapshot covers the first parts, so it helps only where none was read yet
         known = None if self._seen_parts else newest(files, list_trees(files))
-        tree = read_tree(files, layout.PARTS, new, known, limits=row_limits(self.arch, None))
+        tree = self._tree(new, known)
         for _, run in tree.rows.runs(list(self._taken)):
             self._take(run)
-        self._seen_parts.update(new)
+        self._seen_parts |= new
         self._read_alone += len(new) - (0 if known is None else len(known.parts.get(layout.PARTS, ())))
         self._index_bytes += sum(files.size(f"{part.path}/{layout.INDEX}") or 0 for part in tree.parts)
+
+    def _tree(self, parts: Iterable[str], known: Snapshot | None) -> Tree:
+        names = tuple(sorted(parts))
+        return read_tree(Folder(self.path), layout.PARTS, names, known, limits=row_limits(self.arch, None))
+
+    def _listed(self) -> set[str]:
+        """The names of the parts that are there."""
+        folder = self.path / layout.PARTS
+        names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208, as paths they cost more
+        return {name for name in names if layout.PART_NAME.fullmatch(name)}
 
     def _take(self, rows: pa.Table) -> None:
         """Remember the ids and units of rows."""
         for column, taken in self._taken.items():
             for start in range(0, len(rows), RUN_ROWS):
-                taken.update(rows[column].slice(start, RUN_ROWS).drop_null().to_pylist())
+                taken.add(rows[column].slice(start, RUN_ROWS).drop_null().to_pylist())
 
     def _checked(self, weights: Mapping[str, Any], count: int, *, single: bool) -> dict[str, NDArray[Any]]:
         location = f"{self.path.name}: weights"

@@ -12,12 +12,12 @@ from rich.table import Table
 from ckptzoo.arguments import Seed, Size, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.flags import flags
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.pairwise import PairwiseInformation
 from ckptzoo.schema.documents import Document
 from ckptzoo.studies.pair_correlation import LEVEL, PairCorrelation, correlate_pairs
-from ckptzoo.studies.shared.flags import flags
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import default_sets, evenly, is_sample, predict_command
 from ckptzoo.text import Progress, counted, printable
@@ -194,7 +194,7 @@ def collapse(
     """
     own, other = _sets(zoo, set, ood)
     last = zoo.last_steps()
-    finite = flags(last.metadata, "finite", missing=True)
+    finite = flags(last, "finite", missing=True)
     for name in (own, other):
         finite &= last.predictions(name).finite
     # two members are a single pair, which has no correlation

@@ -15,6 +15,7 @@ from ckptzoo.arguments import NETWORK, Count, Seed, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.flags import usable_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.studies.chains import (
@@ -25,7 +26,6 @@ from ckptzoo.studies.chains import (
     convergence_of,
     transpositions_by_lag,
 )
-from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.networks import Weights, evaluator_of
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import evenly, own_table, parameter_names, usable_members

@@ -16,13 +16,13 @@ from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.saved_blocks import SavedBlocks
 from ckptzoo.loader.checkpoint import import_torch
+from ckptzoo.loader.flags import finite_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.distances import Distances
 from ckptzoo.measure.kernels import Rule
 from ckptzoo.measure.mmd import p_value
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document, JsonFields, digest_of
-from ckptzoo.studies.shared.flags import finite_networks
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import blocks, parameter_names, parameters_by_layer, table_of
 from ckptzoo.text import Progress, counted, printable

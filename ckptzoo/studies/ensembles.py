@@ -12,12 +12,12 @@ from rich.table import Table
 from ckptzoo.arguments import Seed, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.flags import flags
 from ckptzoo.loader.predictions import Predictions
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import disagreement
 from ckptzoo.schema.documents import Document, JsonFields, json_value
 from ckptzoo.studies.ensemble_scores import DisjointEnsembles, Scores, SummedPredictions, log_softmax, scores
-from ckptzoo.studies.shared.flags import flags
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import default_sets, labels_of, predict_command
 from ckptzoo.text import Progress, counted, counter, printable
@@ -306,7 +306,7 @@ def ensembles(
         raise ZooError(Problem(zoo.name, "references", "accuracies from 0 to 1", str(wrong), "Correct them."))
     own, others = scored_sets(zoo, set, ood)
     last = zoo.last_steps()
-    finite = flags(last.metadata, "finite", missing=True) & last.predictions(own).finite
+    finite = flags(last, "finite", missing=True) & last.predictions(own).finite
     if finite.sum() < 2:
         expected, got = f"2 or more with finite logits on {own}", f"{int(finite.sum())} of {len(last)}"
         raise ZooError(Problem(zoo.name, "members", expected, got, "Select others."))
@@ -345,7 +345,7 @@ def ensembles(
         not_finite=len(last) - len(members),
         seed=seed,
         accuracies=np.array([item[own]["accuracy"] for item in by_size[1]]),
-        diverged=flags(members.metadata, "diverged"),
+        diverged=flags(members, "diverged"),
         sizes=tuple(sizes[size] for size in sorted(sizes)),
         disagreement={name: disagreements[name] for name in (own, *scored_others)},
         references=dict(references or {}),

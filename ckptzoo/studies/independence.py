@@ -13,11 +13,11 @@ from ckptzoo.arguments import Count, Seed, Within, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.independence import UNIFORM, IndependenceTest, first_and_last, random_pairs
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.flags import usable_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.marginals import uniformity
 from ckptzoo.measure.permutation_tests import Independence, holm
 from ckptzoo.schema.documents import Document, JsonFields
-from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.text import Progress, counted, counter, printable
 

@@ -24,6 +24,7 @@ from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.loader.collection import Collection, open_collection
 from ckptzoo.loader.extra import extra_names
 from ckptzoo.loader.filters import Filters
+from ckptzoo.loader.flags import flags, usable_rows
 from ckptzoo.loader.selection import MethodDraws, draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.loader.zoo import open as open_zoo
@@ -33,7 +34,6 @@ from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.equivalence import checked_difference
 from ckptzoo.schema.layout import predictions_name
 from ckptzoo.schema.metadata import DIFFERENCES
-from ckptzoo.studies.shared.flags import flags, usable_rows
 from ckptzoo.studies.shared.result import Spread
 from ckptzoo.symmetry.counts import GROUP_COLUMNS, GroupCounts, counts_by_group
 from ckptzoo.text import counted, printable, size

@@ -18,11 +18,11 @@ from ckptzoo.derive.independence import random_pairs
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format.table import filled_with
+from ckptzoo.loader.flags import usable_rows
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.cka import linear_cka
 from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.networks import ALIGNED, RAW, evaluator_of, pairs_at_once, read_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.text import Progress, counted, counter, printable
@@ -174,7 +174,7 @@ def landscape(
     Time: for each pair and step of a curve a gradient for 128 inputs. Tested in tests/studies/test_landscape.py.
     """
     usable = zoo.last_steps()
-    usable = usable.take(usable_rows(usable.metadata))
+    usable = usable.take(usable_rows(usable))
     rows = usable.landscape(set)
     columns_of = {name: filled_with(rows[name], np.nan) for name in rows.column_names[1:]}
     known = np.flatnonzero(np.isfinite(columns_of["hessian_top"]))

@@ -11,12 +11,12 @@ from rich.table import Table
 from ckptzoo.arguments import Seed, checked
 from ckptzoo.console import columns
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.flags import usable_rows
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document
 from ckptzoo.studies.equal_marginals import LEAST, LEVEL, RESOLVED, PairTests, compare_pairs, position_pairs
 from ckptzoo.studies.principal_components import LayerComponents, bytes_to_read, layer_components
-from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import parameter_names, parameters_by_layer, table_of, thinned
 from ckptzoo.studies.shared.value_histograms import TensorHistogram, histograms
@@ -211,7 +211,7 @@ def marginals(zoo: Zoo, variant: str = "canonical", *, seed: Seed = 0, progress:
     """
     symmetry = table_of(zoo, variant)
     last = zoo.last_steps()
-    usable = last.take(usable_rows(last.metadata) & last.variant_metadata(variant)["gauged"].to_numpy())
+    usable = last.take(usable_rows(last) & last.variant_metadata(variant)["gauged"].to_numpy())
     names = parameter_names(zoo.arch)
     if not names:
         expected, got = "at least one", "no floating-point parameter"

@@ -12,10 +12,10 @@ from ckptzoo import archs
 from ckptzoo.arguments import Size, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError, require
+from ckptzoo.loader.flags import usable_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.documents import JsonFields
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import evenly, own_table, parameters_by_layer, thinned
 from ckptzoo.symmetry import min_mass

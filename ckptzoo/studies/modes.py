@@ -12,11 +12,11 @@ from rich.table import Table
 from ckptzoo.arguments import checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError, require
+from ckptzoo.loader.flags import usable_rows
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import Document
 from ckptzoo.studies.mean_shift import QUANTILES, RUNS, ModeCurve, PointSet, WeightSpace, mode_curve
-from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import StudyResult, counts_json, permutations_text
 from ckptzoo.studies.shared.selection import evenly, parameter_names, parameters_by_layer, table_of
 from ckptzoo.symmetry.counts import Counts, count
@@ -176,7 +176,7 @@ def modes(zoo: Zoo, variant: str = "canonical", *, progress: Progress | None = N
     require("sklearn.cluster", "stats", package="scikit-learn")
     symmetry = table_of(zoo, variant)
     last = zoo.last_steps()
-    usable = last.take(usable_rows(last.metadata) & last.variant_metadata(variant)["gauged"].to_numpy())
+    usable = last.take(usable_rows(last) & last.variant_metadata(variant)["gauged"].to_numpy())
     if not len(usable):
         expected = f"at least one that is finite, did not diverge and is in {variant}"
         raise ZooError(Problem(zoo.name, "members", expected, f"none of {len(last)}", "Select others."))

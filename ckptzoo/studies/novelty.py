@@ -16,12 +16,12 @@ from ckptzoo.derive.near_copies import LEAST_MEMBERS, origins
 from ckptzoo.derive.tables import symmetry_of
 from ckptzoo.errors import Problem, SymmetryError, ZooError
 from ckptzoo.format.table import filled_with
+from ckptzoo.loader.flags import finite_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.permutation_tests import holm
 from ckptzoo.schema.documents import Document, JsonFields
 from ckptzoo.schema.layout import GaugeName
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.shared.flags import finite_networks
 from ckptzoo.studies.shared.networks import pairs_at_once
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import evenly

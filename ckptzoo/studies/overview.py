@@ -12,10 +12,10 @@ from rich.console import RenderableType
 from ckptzoo.arguments import Seed, checked
 from ckptzoo.console import columns
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.flags import usable_rows
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.studies.inventory import Inventory, inventory
-from ckptzoo.studies.shared.flags import usable_rows
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import BATCH_BYTES, evenly, weight_names
 from ckptzoo.studies.shared.value_histograms import TensorHistogram, histograms
@@ -176,7 +176,7 @@ def overview(zoo: Zoo, variant: str | None = None, *, seed: Seed = 0, progress: 
     [0.5, 0.65]
     """
     last = zoo.last_steps()
-    usable = usable_rows(last.metadata)
+    usable = usable_rows(last)
     good = last.take(usable)
     if not len(good):
         expected, got = "at least one that is finite and did not diverge", f"none of {len(last)}"

@@ -13,12 +13,12 @@ from rich.table import Table
 
 from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.flags import usable_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.neuron_orders import Keys, NeuronOrder, keys_of, largest_weights, orders
 from ckptzoo.studies.order_movement import AS, ENOUGH, LESS, MORE, SIGMAS, UNKNOWN, MemberMovements, Movement
-from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table, table_of
 from ckptzoo.symmetry import GAUGES

@@ -16,6 +16,7 @@ from ckptzoo.arguments import Count, Seed, Within, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
 from ckptzoo.format import durable
+from ckptzoo.loader.flags import usable_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.predictions import average_precision, fpr
 from ckptzoo.schema import layout
@@ -25,7 +26,6 @@ from ckptzoo.studies.ensemble_scores import RIGHT
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
 from ckptzoo.studies.shared.draws import DrawGroup, draw_groups, summed_predictions
-from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import labels_of, table_of, thinned
 from ckptzoo.text import Progress, counted, counter, printable

@@ -19,11 +19,11 @@ from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, UnknownNameError, ZooError, require
 from ckptzoo.format.files import typed
 from ckptzoo.format.splits import members_of
+from ckptzoo.loader.flags import usable_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema import layout
 from ckptzoo.schema.documents import JsonFields
-from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult, mean_and_sd
 from ckptzoo.studies.shared.selection import own_table
 from ckptzoo.text import Progress, counted, counter

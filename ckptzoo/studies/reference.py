@@ -12,6 +12,7 @@ from rich.table import Table
 from ckptzoo.arguments import Count, Seed, Size, Within, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.flags import usable_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure import convergence, tail_ess
 from ckptzoo.measure.predictions import accuracy, nll
@@ -21,7 +22,6 @@ from ckptzoo.studies.chains import LEAST_DRAWS, are_comparable, chain_rows
 from ckptzoo.studies.discrepancy import mmd
 from ckptzoo.studies.ensembles import scored_sets
 from ckptzoo.studies.shared.draws import draw_groups, summed_predictions
-from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import evenly, labels_of, parameter_names, table_of
 from ckptzoo.symmetry.identity.invariants import invariants

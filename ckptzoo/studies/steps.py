@@ -14,8 +14,8 @@ from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.flags import usable_networks
 from ckptzoo.loader.zoo import Zoo
-from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.networks import (
     ALIGNED,
     RAW,

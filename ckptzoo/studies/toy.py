@@ -13,11 +13,11 @@ from rich.table import Table
 from ckptzoo.arguments import checked
 from ckptzoo.console import facts
 from ckptzoo.errors import Problem, SymmetryError, ZooError
+from ckptzoo.loader.flags import usable_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.groups import Sym
 from ckptzoo.schema.symmetry import Symmetry
 from ckptzoo.studies.density_peaks import FEW, SIGMAS, Density, density
-from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.result import StudyResult
 from ckptzoo.studies.shared.selection import BATCH_BYTES, own_table
 from ckptzoo.symmetry import canonicalize

@@ -14,12 +14,12 @@ from ckptzoo.arguments import NETWORK, Within, checked
 from ckptzoo.console import columns, facts
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.flags import usable_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.ranks import kendall_tau_b
 from ckptzoo.schema.documents import Document
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.studies.shared.networks import (
     ALIGNED,
     RAW,

@@ -16,7 +16,7 @@ import pytest
 import ckptzoo
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, UnknownNameError, ZooError
-from ckptzoo.format import limits, singles, table
+from ckptzoo.format import known_names, limits, singles, table
 from ckptzoo.format import part as part_module
 from ckptzoo.format import writer as writer_module
 from ckptzoo.schema import layout
@@ -241,10 +241,6 @@ def test_a_commit_reads_few_parts_and_repeats_nothing(
                 file.unlink()
             (path / "listing.json").unlink(missing_ok=True)
         writer = writers[int(rng.integers(len(writers)))] if kind == "same" else writers[-1]
-        if count:
-            for row in ({"id": f"m{rng.integers(count)}"}, {"id": "x", "unit": f"u{rng.integers(count)}"}):
-                with pytest.raises(SpecError, match="there already"):
-                    writer.add(weights_of(MIXED, 1), [row])
         writer.add(weights_of(MIXED, 1), [{"id": f"m{count}", "unit": f"u{count}"}])
         writer.commit()
         if kind == "new":
@@ -252,8 +248,52 @@ def test_a_commit_reads_few_parts_and_repeats_nothing(
             # the parts that no snapshot covered, and where these were many the new one for the snapshot
             assert read_alone <= (count - covered if count - covered <= 4 else 2 * (count - covered) + 1)
             assert covered_by_snapshots(path) == (covered if count - covered <= 4 else count + 1)
+        for row in ({"id": f"m{rng.integers(count + 1)}"}, {"id": "x", "unit": f"u{rng.integers(count + 1)}"}):
+            with pytest.raises(SpecError, match="there already"):
+                writer.add(weights_of(MIXED, 1), [row])
     assert ckptzoo.open(path).ids == [f"m{count}" for count in range(16)]
     assert [problem for problem in ckptzoo.verify(path) if "listing" not in problem.location] == []
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.sampled(4)
+def test_ids_and_units_are_known_by_more_than_their_hashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Random writers, batches and single checkpoints, with few hashes, so that most names share theirs with others."""
+    rng, path = np.random.default_rng(seed), tmp_path / "zoo"
+    monkeypatch.setattr(known_names, "hash", lambda name: (len(name) - 3) * 2**61, raising=False)
+    monkeypatch.setattr(known_names, "_RECENT", int(rng.integers(4)))
+    held = {column: set[str]() for column in ("id", "unit")}
+    pending = {column: set[str]() for column in held}
+    writer = ckptzoo.create(path, arch=MIXED)
+    for _ in range(60):
+        kind = rng.choice(["single", "batch", "batch", "commit", "other", "compact"])
+        if kind in ("single", "batch"):
+            count = 1 if kind == "single" else int(rng.integers(1, 5))
+            ids = [f"{'m' * rng.integers(1, 4)}{rng.integers(40)}" for _ in range(count)]
+            unit = None if rng.random() < 0.3 else f"u{rng.integers(30)}"
+            rows = [{"id": name, "unit": unit} for name in ids]
+            weights = weights_of(MIXED, count)
+            single = {name: array[0] for name, array in weights.items()}
+            is_twice = len(set(ids)) < count or not pending["id"].isdisjoint(ids)
+            if is_twice or not held["id"].isdisjoint(ids) or unit in held["unit"]:
+                with pytest.raises(SpecError, match="twice" if is_twice else "there already"):
+                    writer.add(*((single, rows[0]) if kind == "single" else (weights, rows)))
+            else:
+                writer.add(*((single, rows[0]) if kind == "single" else (weights, rows)))
+                pending["id"].update(ids)
+                pending["unit"].update([unit] * (unit is not None))
+        elif kind == "compact":
+            ckptzoo.compact(path)
+        else:
+            writer.commit()
+            for column, names in pending.items():
+                held[column] |= names
+                names.clear()
+            writer = writer if kind == "commit" else ckptzoo.append(path)
+    writer.commit()
+    assert sorted(ckptzoo.open(path).ids) == sorted(held["id"] | pending["id"])
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -13,6 +13,7 @@ from ckptzoo.format.digests import reference_summary
 from ckptzoo.format.table import array_of, filled_with, numbers
 from ckptzoo.format.tree import Tree, places_of
 from ckptzoo.hub.card.markdown import code, fenced, folded, listed, table
+from ckptzoo.loader.flags import flags, usable_rows
 from ckptzoo.loader.selection import draws_by_method
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
@@ -276,7 +277,7 @@ def accuracy(zoo: Zoo) -> str:
     quality = quality_of(rows)
     if quality is None:
         return ""
-    good = usable(rows)
+    good = usable_rows(rows)
     measured, claimed = (_figures(rows, name) for name in (quality.measured, quality.claimed))
     names = zoo.contents.stated(quality.measured)
     stated = np.array([name in names for name in rows["id"].to_pylist()], bool)
@@ -348,7 +349,7 @@ def mean_of(zoo: Zoo) -> tuple[str, str] | None:
     quality = quality_of(rows)
     if quality is None:
         return None
-    values = _figures(rows, quality.measured)[usable(rows)]
+    values = _figures(rows, quality.measured)[usable_rows(rows)]
     values = values[~np.isnan(values)]
     return (quality.name, f"{quality.value(mean_sd(values)[0])} on average") if len(values) else None
 
@@ -493,16 +494,6 @@ def steps_are_epochs(rows: pa.Table) -> bool:
     """Whether steps are the numbers of epochs, as of files that are called by them: every step is its row's epoch."""
     steps, epochs = (filled_with(rows[name], -1).astype(np.float64) for name in ("step", "epoch"))
     return bool((steps == epochs).all() and (steps > 0).any())
-
-
-def flags(table: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
-    """Return a column (N,) of true and false."""
-    return filled_with(table[column], missing)
-
-
-def usable(table: pa.Table) -> NDArray[np.bool_]:
-    """Return (N,) which checkpoints are finite and did not diverge, as far as is known."""
-    return ~flags(table, "diverged") & flags(table, "finite", missing=True)
 
 
 def mean_sd(values: NDArray[np.float64]) -> tuple[float, float]:

@@ -4,6 +4,7 @@ import numpy as np
 
 from ckptzoo.errors import ZooError
 from ckptzoo.hub.card import contents
+from ckptzoo.loader.flags import usable_rows
 from ckptzoo.loader.remote_files import RemoteFiles
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.text import counted
@@ -28,7 +29,7 @@ def independence_section(zoo: Zoo) -> str:
     from ckptzoo.derive.independence import UNIFORM, IndependenceTest, first_and_last, random_pairs
     from ckptzoo.measure.marginals import uniformity
 
-    chosen = zoo.take(contents.usable(zoo.metadata))
+    chosen = zoo.take(usable_rows(zoo))
     _, last = first_and_last(chosen)
     if len(last) < 2 * MIN_PAIRS:
         return ""

@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from ckptzoo.derive.independence import IndependenceTest
 from ckptzoo.derive.near_copies import origins
 from ckptzoo.errors import RemoteError, ZooError
-from ckptzoo.hub.card.contents import usable
 from ckptzoo.hub.contributions.report import ReviewCheck
 from ckptzoo.hub.contributions.target_zoo import TargetZoo
+from ckptzoo.loader.flags import usable_rows
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.measure.permutation_tests import holm, independence_of_all
 from ckptzoo.text import Progress, counted, counter
@@ -35,11 +35,11 @@ def check_independence(
     on a member passes, as fine-tuned networks and draws may: the check says so, as studies of posteriors take members
     for independent ones.
     """
-    rows = zip(zoo.ids, usable(zoo.metadata).tolist(), strict=True)
+    rows = zip(zoo.ids, usable_rows(zoo).tolist(), strict=True)
     kept = _last([row for row, (name, used) in enumerate(rows) if used and name not in without], zoo, MAX_TESTED)
     if not len(kept) or not target.small:
         return None
-    members = _last(np.flatnonzero(usable(target.zoo.metadata)).tolist(), target.zoo, MAX_MEMBERS)
+    members = _last(np.flatnonzero(usable_rows(target.zoo)).tolist(), target.zoo, MAX_MEMBERS)
     if not len(members):
         return None
     try:

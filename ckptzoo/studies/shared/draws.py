@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.loader.flags import finite_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.studies.ensemble_scores import SummedPredictions, log_softmax
-from ckptzoo.studies.shared.flags import finite_networks
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,12 @@ from ckptzoo.errors import Problem, SymmetryError, UnknownNameError, ZooError
 from ckptzoo.image_sets.evaluation import Evaluation, evaluation_of
 from ckptzoo.image_sets.lookup import have_same_classes, set_of
 from ckptzoo.loader.derived_command import derived_command
+from ckptzoo.loader.flags import usable_networks
 from ckptzoo.loader.zoo import Zoo
 from ckptzoo.schema import layout
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.schema.metadata import parse_extra
 from ckptzoo.schema.symmetry import Symmetry
-from ckptzoo.studies.shared.flags import usable_networks
 from ckptzoo.symmetry import GAUGES
 
 BATCH_BYTES = 16 * 2**20

@@ -1,5 +1,7 @@
 """Which checkpoints can be used, by their rows, and by their weights where the rows do not say it."""
 
+from typing import Protocol
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
@@ -12,15 +14,21 @@ _READ_BYTES = 64 * 2**20
 """Bytes of weights that are looked at together."""
 
 
+class HasColumns(Protocol):
+    """A zoo, which reads the columns that it is asked for alone, or a table."""
+
+    def column(self, name: str, /) -> pa.ChunkedArray: ...
+
+
 def usable_networks(zoo: Zoo) -> NDArray[np.bool_]:
     """(N,) the checkpoints of a zoo that are finite and did not diverge."""
-    return ~flags(zoo.metadata, "diverged") & finite_networks(zoo)
+    return ~flags(zoo, "diverged") & finite_networks(zoo)
 
 
 def finite_networks(zoo: Zoo) -> NDArray[np.bool_]:
     """(N,) the checkpoints that are finite; weights of files that nobody has read yet are read."""
-    found = flags(zoo.metadata, "finite", missing=True)
-    unknown = np.flatnonzero(found & ~flags(zoo.metadata, "finite"))
+    found = flags(zoo, "finite", missing=True)
+    unknown = np.flatnonzero(found & ~flags(zoo, "finite"))
     step = max(1, _READ_BYTES // max(1, zoo.arch.nbytes))
     for start in range(0, len(unknown), step):
         some = unknown[start : start + step]
@@ -28,11 +36,11 @@ def finite_networks(zoo: Zoo) -> NDArray[np.bool_]:
     return found
 
 
-def usable_rows(metadata: pa.Table) -> NDArray[np.bool_]:
+def usable_rows(rows: HasColumns) -> NDArray[np.bool_]:
     """(N,) the checkpoints that are finite and did not diverge, as far as is known."""
-    return ~flags(metadata, "diverged") & flags(metadata, "finite", missing=True)
+    return ~flags(rows, "diverged") & flags(rows, "finite", missing=True)
 
 
-def flags(metadata: pa.Table, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
+def flags(rows: HasColumns, column: str, *, missing: bool = False) -> NDArray[np.bool_]:
     """(N,) a column of true and false, with ``missing`` where it holds nothing."""
-    return filled_with(metadata[column], missing)
+    return filled_with(rows.column(column), missing)

@@ -186,7 +186,7 @@ def descriptions(
     Examples
     --------
     >>> descriptions(ckptzoo.open("cards/mnist-optunet"), saved_in="kept").share((0, 4))
-    (1, 1)
+    (1, 2)
     """
     symmetry = symmetry_of(zoo.contents, module, input_shape)
     index, gauge = _index(zoo, symmetry), gauge_of(_GAUGE, symmetry)

@@ -49,7 +49,7 @@ def targets(zoo: Zoo, target: Target, *, missing: Missing = "error") -> tuple[Zo
     >>> import ckptzoo
     >>> zoo = ckptzoo.open("cards/mnist-optunet")
     >>> targets(zoo, ["test_accuracy", "test_loss"])[1].shape
-    (4096, 2)
+    (5120, 2)
     """
     if missing not in ("error", "drop"):
         raise UnknownNameError(zoo.name, "missing", str(missing), ("error", "drop"))

@@ -77,7 +77,7 @@ class Citation(JsonFields, derived=("bibtex", "code")):
     Examples
     --------
     >>> print(ckptzoo.open("cards/mnist-optunet").where("seed < 3").cite())
-    @misc{mnist-optunet-c739c42c,
+    @misc{mnist-optunet-6dd64660,
       title = {{OptuNets on MNIST}},
     ...
     """

@@ -229,7 +229,7 @@ def mass(zoo: Zoo, *, formulation: str = "pinned", convex: Size = 0, progress: P
     >>> from ckptzoo.studies.mass import mass
     >>> found = mass(ckptzoo.open("cards/mnist-optunet"))
     >>> bool((found.after <= found.before).all()), round(float(np.median(found.excess)), 1)
-    (True, 25.8)
+    (True, 25.9)
     """
     if convex:
         require("cvxpy", "convex")

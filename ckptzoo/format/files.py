@@ -105,7 +105,7 @@ class Folder:
     def listed(self, folder: str) -> tuple[str, ...]:
         """Names of the files and folders in a folder, in order."""
         try:
-            return tuple(sorted(path.name for path in (self.here / folder).iterdir()))
+            return tuple(sorted(os.listdir(self.here / folder)))  # noqa: PTH208, paths of thousands cost more
         except (FileNotFoundError, NotADirectoryError):
             return ()
 

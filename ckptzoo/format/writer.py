@@ -525,9 +525,7 @@ class Writer:
 
     def _listed(self) -> set[str]:
         """The names of the parts that are there."""
-        folder = self.path / layout.PARTS
-        names = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208, as paths they cost more
-        return {name for name in names if layout.PART_NAME.fullmatch(name)}
+        return {name for name in Folder(self.path).listed(layout.PARTS) if layout.PART_NAME.fullmatch(name)}
 
     def _take(self, rows: pa.Table) -> None:
         """Remember the ids and units of rows."""

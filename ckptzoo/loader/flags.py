@@ -27,8 +27,8 @@ def usable_networks(zoo: Zoo) -> NDArray[np.bool_]:
 
 def finite_networks(zoo: Zoo) -> NDArray[np.bool_]:
     """(N,) the checkpoints that are finite; weights of files that nobody has read yet are read."""
-    found = flags(zoo, "finite", missing=True)
-    unknown = np.flatnonzero(found & ~flags(zoo, "finite"))
+    known = zoo.column("finite")
+    found, unknown = filled_with(known, True), np.flatnonzero(~filled_with(known.is_valid(), False))
     step = max(1, _READ_BYTES // max(1, zoo.arch.nbytes))
     for start in range(0, len(unknown), step):
         some = unknown[start : start + step]

@@ -27,6 +27,7 @@ from ckptzoo.hub.imports.sources import (
 from ckptzoo.hub.untrusted import Limits
 from ckptzoo.hub.untrusted.formats import HEAD_BYTES, FileForm
 from ckptzoo.hub.untrusted.forms import FORMS, form_of
+from ckptzoo.hub.untrusted.settings_files import PARSERS
 from ckptzoo.text import excerpt
 
 MAX_DEPTH = 2
@@ -120,7 +121,7 @@ class OpenedSource(ImportSource):
         self.forms = dict[str, FileForm]()
         self.opened = set[str]()
         self.passed_over = dict[str, str]()
-        self.broken = list[tuple[str, ZooError]]()
+        self.broken = source.broken  # one list: archives are opened here, or are sources themselves
         self._nested_bytes = self._nested_files = 0
         self._related: Related | None = None
         self._first_files: list[SourceFile] | None = None
@@ -134,9 +135,9 @@ class OpenedSource(ImportSource):
     def files(self) -> Iterator[OpenedFile]:
         """Iterate over all files that are not passed over."""
         self._nested_bytes = self._nested_files = 0
-        self.broken.clear()
         self.passed_over.update(dict.fromkeys(self._source.dangling, "a link that leads to no file"))
         compared = self._relate().compared
+        self.broken.clear()
         for file in self._source.files():
             self.position = self._source.position
             if file.path in compared:
@@ -170,7 +171,8 @@ class OpenedSource(ImportSource):
                 yield file
                 size += file.size
                 if (count is not None and at >= count) or (nbytes is not None and size > nbytes):
-                    return
+                    break
+        self.broken.clear()
 
     def _note_related(self, sizes: dict[str, int], *, can_compare: bool) -> Related:
         relations = related(sizes, can_compare=can_compare)
@@ -191,15 +193,15 @@ class OpenedSource(ImportSource):
         is_chosen = is_chosen or not self._include or _fits(path, self._include)
         return is_chosen and not _is_junk(path) and not _fits(path, self._exclude)
 
-    def may_hold(self, suffix: str) -> bool:
-        """Tell by names alone whether there are files with a suffix; the content of archives among them is not known.
+    def may_hold(self, suffixes: tuple[str, ...]) -> bool:
+        """Tell by names alone whether there are files with one of the suffixes, or archives, which may hold some.
 
         Only the names of the first files are used where an archive is read in order.
         """
         if self._source.in_order:
-            return any(file.path.lower().endswith(suffix) for file in self._first())
+            return any(file.path.lower().endswith(suffixes) for file in self._first())
         return any(
-            name.endswith(suffix) or (name.endswith(_NAMED_ARCHIVES) and not name.endswith(_NO_ARCHIVES))
+            name.endswith(suffixes) or (name.endswith(_NAMED_ARCHIVES) and not name.endswith(_NO_ARCHIVES))
             for name in map(str.lower, self._sizes())
         )
 
@@ -234,8 +236,8 @@ class OpenedSource(ImportSource):
             self.passed_over[path] = JUNK
         elif _fits(path, self._exclude):
             self.passed_over[path] = "left out by --exclude"
-        # files of JSON say something about the checkpoints beside them
-        elif not is_chosen and not lower.endswith((*_NAMED_ARCHIVES, ".json")):
+        # files of settings say something about the checkpoints beside them
+        elif not is_chosen and not lower.endswith((*_NAMED_ARCHIVES, *PARSERS)):
             self.passed_over[path] = "left out by --include"
         elif not _is_text(path):
             shown, step = ascii(path), "Rename it; or leave it out with --exclude or --skip-bad."

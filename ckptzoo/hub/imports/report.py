@@ -126,9 +126,11 @@ class ImportResult(PrintedResult, JsonFields, named={"adapter": "format", "nbyte
         for first, others in list(self.repeated.items())[:_MAX_LISTED]:
             lines.append(f"note: one network {len(others) + 1} times: {first} and {_listed(others)}")
         lines += passed_over_lines(self.passed_over)
-        lines += [f"skipped: {item['problem']}" for item in self.skipped[:_MAX_LISTED]]
-        if len(self.skipped) > _MAX_LISTED:
-            lines.append(f"... and {len(self.skipped) - _MAX_LISTED:,} more that were skipped")
+        # a member of a damaged archive, and then the archive, meet one problem
+        problems = list(dict.fromkeys(item["problem"] for item in self.skipped))
+        lines += [f"skipped: {problem}" for problem in problems[:_MAX_LISTED]]
+        if len(problems) > _MAX_LISTED:
+            lines.append(f"... and {len(problems) - _MAX_LISTED:,} more that were skipped")
         for line in lines:
             (print if console is None else console.print)(line)
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from ckptzoo.errors import Problem, ZooError
+from ckptzoo.errors import IntegrityError, Problem, ZooError
 from ckptzoo.hub.imports.remote_sources import hub_place, open_source
 from ckptzoo.hub.imports.sources import FileSource, ImportSource, SourceFile, natural, stem
 from ckptzoo.hub.untrusted.runs import run_of
@@ -198,14 +198,17 @@ class JoinedSource(ImportSource):
         self.position = before = 0
         seen = set[str]()
         for prefix, source in self._sources:
-            for file in source.files():
-                path = prefix + file.path
-                if path in seen:
-                    step = "Name each source once."
-                    raise ZooError(Problem(self.address, "files", "each once", f"{excerpt(path)!r} twice", step))
-                seen.add(path)
-                self.position = before + source.position
-                yield replace(file, path=path)
+            try:
+                for file in source.files():
+                    path = prefix + file.path
+                    if path in seen:
+                        step = "Name each source once."
+                        raise ZooError(Problem(self.address, "files", "each once", f"{excerpt(path)!r} twice", step))
+                    seen.add(path)
+                    self.position = before + source.position
+                    yield replace(file, path=path)
+            except IntegrityError as error:  # of an archive, as of one in a folder
+                self.broken.append((prefix.rstrip("/") or source.name, error))
             before += source.nbytes
             self.position = before
 

@@ -105,7 +105,8 @@ class ImportSource(ABC):
     that looking into a file costs no request, ``is_reopened`` that a file may be opened again during a pass,
     ``in_order`` that all of it has to be read to know its files. ``dangling`` has the paths of links that lead to no
     file; ``repository`` is the address of the hub's repository that it is or is in, empty where there is none, and
-    ``root`` what its paths begin with besides those in the repository.
+    ``root`` what its paths begin with besides those in the repository. ``broken`` has the archives among several
+    sources that the last pass could not read to their end, and why.
     """
 
     is_local = True
@@ -116,6 +117,7 @@ class ImportSource(ABC):
 
     def __init__(self, address: str, name: str, nbytes: int) -> None:
         self.address, self.name, self.nbytes, self.position = address, stem(name), nbytes, 0
+        self.broken = list[tuple[str, ZooError]]()
 
     @abstractmethod
     def files(self) -> Iterator[SourceFile]:

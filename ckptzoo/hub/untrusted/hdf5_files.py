@@ -22,6 +22,10 @@ from ckptzoo.hub.untrusted.rules import dtype_step
 from ckptzoo.schema.architecture import ITEMSIZE
 
 _MAX_DEPTH, _MAX_ATTRIBUTES, _MAX_ATTRIBUTE = 64, 256, 1000
+_MAX_ITEMS = 64
+"""Items of an attribute; more are a table."""
+_KERAS_LISTS = ("layer_names", "weight_names")
+"""Attributes in which Keras lists what is in a group, as arrays of fixed-length bytes."""
 _FILTERS = {1, 2, 3, 6, 32000}
 """deflate, shuffle, fletcher32, scaleoffset (H5Zpublic.h) and h5py's own LZF."""
 _NO_PLUGINS = "::"
@@ -103,8 +107,7 @@ class _Tree:
 
     def listed(self, group: Any) -> list[str]:
         """Return the paths below a group that Keras lists in an attribute, in the order of the network."""
-        for key in ("layer_names", "weight_names"):
-            # Keras writes both, as arrays of fixed-length bytes
+        for key in _KERAS_LISTS:
             names = group.attrs.get(key, ()) if key in group.attrs else ()
             if len(names) and len(names) <= self.limits.tensors:
                 return [name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name) for name in names]
@@ -150,16 +153,31 @@ class _Tree:
         return np.asarray(dataset[()]).astype(dataset.dtype.newbyteorder("="), copy=False)
 
     def attributes(self, group: Any) -> Iterator[tuple[str, Any]]:
-        """Yield texts and numbers that are noted about a group, as its attributes."""
+        """Yield what is noted about a group as its attributes: texts, numbers, tuples of texts; of numbers the text."""
         for name in list(group.attrs)[:_MAX_ATTRIBUTES]:
-            attribute = self.h5py.h5a.open(group.id, name.encode())
-            if attribute.shape != () or attribute.get_storage_size() > _MAX_ATTRIBUTE:
+            if name in _KERAS_LISTS:
                 continue
-            value = group.attrs[name]
-            value = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-            value = value.item() if isinstance(value, np.generic) else value
-            if isinstance(value, str | bool | int | float) and len(str(value)) <= _MAX_ATTRIBUTE:
+            attribute = self.h5py.h5a.open(group.id, name.encode())
+            shape = attribute.shape
+            # h5py takes the size 0 of an attribute without items for a fault
+            if shape is None or len(shape) > 1 or not 0 < prod(shape) <= _MAX_ITEMS:
+                continue
+            if attribute.get_storage_size() > _MAX_ATTRIBUTE:
+                continue
+            items = [_plain(item) for item in np.atleast_1d(group.attrs[name]).tolist()]
+            if not all(isinstance(item, str | bool | int | float) for item in items):
+                continue
+            # MATLAB and Julia write a number as an array of one
+            value = items[0] if len(items) == 1 else items
+            if isinstance(value, list):
+                # numbers in a list beside arrays would be taken for a tensor of the network
+                value = tuple(value) if all(isinstance(item, str) for item in value) else str(value)
+            if len(str(value)) <= _MAX_ATTRIBUTE:
                 yield name, value
+
+
+def _plain(item: Any) -> Any:
+    return item.decode("utf-8", "replace") if isinstance(item, bytes) else item
 
 
 def _may_hold_numbers(h5py: Any, dtype: Any) -> bool:

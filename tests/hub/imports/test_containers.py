@@ -8,6 +8,7 @@ import pstats
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -115,6 +116,25 @@ def keras2(file: Any) -> None:
         layer.attrs["weight_names"] = [f"{name}/kernel:0".encode(), f"{name}/bias:0".encode()]
         layer[f"{name}/kernel:0"], layer[f"{name}/bias:0"] = np.ones((3, 2), "f4"), np.zeros(2, "f4")
     file["optimizer_weights/iter"] = np.int64(4)
+
+
+def with_attributes(file: Any) -> None:
+    """Numbers as MATLAB and Julia write them, lists, and what holds none."""
+    file["fc/weight"], file["fc/bias"] = np.ones((3, 2), "f4"), np.zeros(2, "f4")
+    file.attrs.update(
+        {"seed": np.array([7]), "lr": 0.1, "act": "relu", "names": ["a", "b"], "mean": np.array([0.1, 0.2])}
+    )
+    file.attrs.update({"none": np.zeros(0), "table": np.zeros((3, 3)), "no value": h5py.Empty("f4")})
+    file["fc"].attrs["padding"] = np.array([1, 2])
+
+
+def test_attributes_of_hdf5_are_facts(tmp_path: Path) -> None:
+    imported(placed(tmp_path / "source", {"net.h5": hdf5_file(with_attributes)}))
+    zoo = ckptzoo.open(tmp_path / "zoo")
+    facts = json.loads(zoo[0].row["extra"])
+    expected = {"lr": 0.1, "act": "relu", "names": ["a", "b"], "padding": "[1, 2]", "mean": "[0.1, 0.2]"}
+    assert {name: facts[name] for name in expected} == expected and zoo[0].row["seed"] == 7
+    assert {tensor.name for tensor in zoo.contents.architecture.tensors} == {"weight", "bias"}
 
 
 def keras3(file: Any) -> None:

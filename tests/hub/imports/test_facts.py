@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -95,7 +96,8 @@ def test_small_arrays_beside_weights_are_facts_and_large_ones_are_said() -> None
     assert any("bias_of_data" in text for text in state.left_out) and any("adam" in text for text in state.left_out)
 
 
-def test_facts_beside_files_go_to_their_files_the_nearest_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["json", "yaml", "yml"])
+def test_facts_beside_files_go_to_their_files_the_nearest_first(tmp_path: Path, suffix: str) -> None:
     texts: dict[str, Any] = {
         "config.json": {"seed": 1, "act": "relu"},
         "run/params.json": {"seed": 2, "width": 8, "labels": {str(n): n for n in range(100)}},
@@ -109,8 +111,10 @@ def test_facts_beside_files_go_to_their_files_the_nearest_first(tmp_path: Path) 
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes(b"\x80\x04N.")  # a pickle
     for name, content in texts.items():
-        (tmp_path / name).write_text(json.dumps(content))
+        dump = json.dumps if suffix == "json" else yaml.safe_dump
+        (tmp_path / name).with_suffix(f".{suffix}").write_text(dump(content))
     (tmp_path / "run/hparams.json").write_text("{")
+    (tmp_path / "run/hparams.yaml").write_text("a: [")
     found = SideFiles(OpenedSource(FolderSource(tmp_path)))
     rows = {path: row_of(found.of(path), location=path) for path in ("net.pt", "run/net.pt", "run/other.pt")}
     assert [row["seed"] for row in rows.values()] == [1, 3, 2]
@@ -119,7 +123,25 @@ def test_facts_beside_files_go_to_their_files_the_nearest_first(tmp_path: Path) 
     assert rows["run/other.pt"]["extra"]["adapter_config"] == {"r": 2, "lora_alpha": 4}
     state = row_of(found.of("run/checkpoint-5/model.safetensors"), location="a")
     assert (state["epoch"], state["extra"]["global_step"]) == (1.5, 5) and "epoch" not in rows["run/other.pt"]
-    assert {item.path for item in found.passed_over} == {"run/notes.json", "run/tokenizer.json", "run/hparams.json"}
+    passed_over = {f"run/notes.{suffix}", f"run/tokenizer.{suffix}", "run/hparams.json", "run/hparams.yaml"}
+    assert {item.path for item in found.passed_over} == passed_over
+
+
+def test_files_of_hydra_are_about_the_folder_around_theirs(tmp_path: Path) -> None:
+    for run, seed in (("a", 1), ("b", 2)):
+        (tmp_path / run / ".hydra").mkdir(parents=True)
+        (tmp_path / run / "net.pt").write_bytes(b"\x80\x04N.")  # a pickle
+        (tmp_path / run / ".hydra/config.yaml").write_text(f"seed: {seed}\noptim: {{lr: 1e-4}}\n")
+        (tmp_path / run / ".hydra/overrides.yaml").write_text(f"- seed={seed}\n")
+    (tmp_path / "b/config.json").write_text('{"seed": 3}')
+    source = OpenedSource(FolderSource(tmp_path))
+    found = SideFiles(source)
+    rows = [row_of(found.of(f"{run}/net.pt"), location=run) for run in ("a", "b")]
+    assert rows == [{"seed": 1, "extra": {"config": {"optim": {"lr": 1e-4}}}}, {"seed": 3, "extra": {}}]
+    assert source.facts == {"a/.hydra/config.yaml": "extra.config", "b/config.json": "extra.config"}
+    assert sorted(item.path for item in found.passed_over) == [
+        "a/.hydra/overrides.yaml", "b/.hydra/config.yaml", "b/.hydra/overrides.yaml"
+    ]  # fmt: skip
 
 
 @settings(max_examples=examples(60, 15), deadline=None)

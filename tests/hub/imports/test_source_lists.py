@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.numpy import save, save_file
 
 import ckptzoo
@@ -11,6 +13,8 @@ from ckptzoo.errors import ZooError
 from ckptzoo.hub.imports import import_zoo, plan_import
 from ckptzoo.hub.imports.source_lists import open_sources
 from ckptzoo.hub.untrusted.runs import run_of
+from tests.support.container_files import tar_file, zip_file
+from tests.support.effort import examples
 from tests.support.hosted import Hosted, push
 from tests.support.serving import RangeHandler, Served, running
 
@@ -119,6 +123,43 @@ def test_several_folders_and_files(tmp_path: Path) -> None:
     (tmp_path / "nested.txt").write_text("list.txt\n")
     with pytest.raises(ZooError, match="expected addresses, got the list"):
         plan_import(tmp_path / "nested.txt")
+
+
+KINDS = {
+    "file": ("safetensors", save),
+    "zip": ("zip", lambda state: zip_file({"net.safetensors": save(state)})),
+    "tar": ("tgz", lambda state: tar_file({"net.safetensors": save(state)}, "w:gz")),
+    "broken zip": ("pt", lambda state: b"PK\x03\x04 cut"),
+    "cut zip": ("zip", lambda state: zip_file({"net.safetensors": save(state)})[:-30]),
+    "cut tar": ("tgz", lambda state: tar_file({"a.bin": bytes(9), "b": np.random.default_rng(0).bytes(9000)}, "w:gz")[:-900]),
+    "a text": ("pt", lambda state: b"<html>"),
+}  # fmt: skip
+
+
+@settings(max_examples=examples(40, 12), deadline=None)
+@given(kinds=st.lists(st.sampled_from(sorted(KINDS)), min_size=2, max_size=5), place=st.integers(0, 4))
+def test_damaged_sources_among_several_are_skipped_as_in_a_folder(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], place: int
+) -> None:
+    kinds.insert(place, "file")
+    root = tmp_path_factory.mktemp("sources")
+    (root / "nets").mkdir()
+    files = [root / "nets" / f"run{number}.{KINDS[kind][0]}" for number, kind in enumerate(kinds)]
+    for number, (path, kind) in enumerate(zip(files, kinds, strict=True)):
+        path.write_bytes(KINDS[kind][1](network(number)))
+    several, folder = (
+        import_zoo(source, root / name, license="MIT", skip_bad=True)
+        for name, source in (("several", files), ("folder", root / "nets"))
+    )
+    good = sum(kind in ("file", "zip", "tar") for kind in kinds)
+    assert several.added == folder.added == good and (several.passed_over, folder.passed_over) == ((), ())
+    assert ckptzoo.open(root / "several").ids == ckptzoo.open(root / "folder").ids
+    for done in (several, folder):
+        stems = {item["file"].partition("/")[0].partition(".")[0] for item in done.skipped}
+        assert stems == {f"run{at}" for at, kind in enumerate(kinds) if kind not in ("file", "zip", "tar")}
+    if good < len(kinds):
+        with pytest.raises(ZooError, match=r"run\d[./]"):
+            import_zoo(files, root / "refused", license="MIT")
 
 
 def test_names_of_revisions_that_count_tokens() -> None:

@@ -1,6 +1,5 @@
 """The adapter of a format, and the checkpoints that it finds."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -221,16 +220,6 @@ def side_files(
         elif checkpoint(file.path) and (first is None or file.path < first[0]):
             first = file.path, file.read(Limits().file_bytes)
     return texts, first
-
-
-def parse_json(data: bytes, location: str) -> Any:
-    """Parse JSON as Python writes it; raise ``ZooError`` where it is none."""
-    try:
-        # json.dump writes NaN and Infinity, which are no JSON and stand for no value here
-        return json.loads(data, parse_constant=lambda name: None)
-    except (ValueError, RecursionError) as error:
-        step = "Correct or remove the file."
-        raise ZooError(Problem(location, "file", "JSON", f"{type(error).__name__}: {error}"[:200], step)) from None
 
 
 def reader(file: SourceFile, limit: int) -> Callable[[], Sequence[bytes]]:

@@ -16,13 +16,13 @@ from ckptzoo.hub.imports.adapters.adapter import (
     Options,
     every_state,
     identifier,
-    parse_json,
     reader,
     side_files,
 )
 from ckptzoo.hub.imports.facts import merged, row_of
 from ckptzoo.hub.imports.sources import ImportSource, SourceFile
 from ckptzoo.hub.untrusted import Limits
+from ckptzoo.hub.untrusted.settings_files import parse_json
 
 _CHECKPOINT = re.compile(r"(?P<trial>.+)/checkpoint_(?P<number>\d{1,9})/checkpoints")
 _SIDE = ("params.json", "config.json", "result.json")

@@ -1,23 +1,26 @@
-"""Facts in files of JSON beside checkpoints: settings, the state of a trainer, facts of one file."""
+"""Facts in files of JSON and YAML beside checkpoints: settings, the state of a trainer, facts of one file."""
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Any, cast
 
 from ckptzoo.errors import ZooError
-from ckptzoo.hub.imports.adapters.adapter import PassedOver, parse_json
+from ckptzoo.hub.imports.adapters.adapter import PassedOver
 from ckptzoo.hub.imports.exported import exported_row, is_exported
 from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.one_network import is_published
 from ckptzoo.hub.imports.opened import OpenedSource
 from ckptzoo.hub.untrusted.objects import is_aside
 from ckptzoo.hub.untrusted.runs import without_suffixes
+from ckptzoo.hub.untrusted.settings_files import PARSERS
 
 Facts = dict[str, Any]
 
 _OF_A_FOLDER = {
     "config", "adapter_config", "params", "hparams", "hyperparameters", "args", "settings", "metrics", "results",
-    "training_args", "train_config", "model_config", "metadata", "meta", "experiment", "debug", "plans",
+    "training_args", "train_config", "model_config", "metadata", "meta", "experiment", "debug", "plans", "cfg", "opt",
+    "hyp",
 }  # fmt: skip
 """Names of files about the checkpoints of their folder and those in it."""
 _STATES = {"trainer_state"}
@@ -29,13 +32,14 @@ _MAX_FACTS = 256
 _MAX_MAPPING = 64
 """Entries of a mapping that is settings; more are a table, such as the names of classes."""
 _INDEX = re.compile(r"\.index\.json$", re.IGNORECASE)
+_HYDRA = re.compile(r"(.*/)?\.hydra/([^/]+)\.ya?ml")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _OF_TRAINING = re.compile(r"^(random_states?|training_args|evaluations|vec_?normalize|sampler|custom_checkpoint)")
 """Names of files beside a network that hold none."""
 
 
 class SideFiles:
-    """The files of JSON in a source, by what they are about; ``passed_over`` has those that are not used, and why."""
+    """The files of JSON and YAML in a source, by what they are about; ``passed_over`` has those not used, and why."""
 
     def __init__(self, source: OpenedSource) -> None:
         self.passed_over: list[PassedOver] = []
@@ -44,7 +48,7 @@ class SideFiles:
         self._exported: dict[str, Facts] = {}
         self._networks: dict[str, set[str]] = {}
         # a pass over an archive in order takes as long as reading it
-        if source.may_hold(".json"):
+        if source.may_hold(tuple(PARSERS)):
             self._read(source)
 
     def of(self, path: str, *, within: str = "") -> Facts:
@@ -97,36 +101,40 @@ class SideFiles:
         left = _MAX_ALL
         for file in source.files():
             path = file.path
-            lower = path.lower()
             if file.form.is_read:
                 stems.add(without_suffixes(path))
                 self._count(path)
-            elif lower.endswith(".json") and not _INDEX.search(path):
+            elif (parse := PARSERS.get(_suffix(path))) is not None and not _INDEX.search(path):
                 if file.size > min(_MAX_BYTES, left):
-                    self.passed_over.append(
-                        PassedOver(path, f"JSON of {file.size} bytes, at most {_MAX_BYTES} are read")
-                    )
+                    reason = f"facts in {file.size} bytes, at most {_MAX_BYTES} are read"
+                    self.passed_over.append(PassedOver(path, reason))
                     continue
                 left -= file.size
                 try:
-                    content = parse_json(file.read(_MAX_BYTES), path)
+                    content = parse(file.read(_MAX_BYTES), path)
                 except ZooError as error:
-                    self.passed_over.append(PassedOver(path, f"facts that cannot be read: {error.problems[0].got}"))
+                    expected, got = error.problems[0].expected, error.problems[0].got
+                    reason = f"facts that cannot be read: expected {expected}, got {got}"
+                    self.passed_over.append(PassedOver(path, reason))
                     continue
                 files[path] = cast(Facts, content) if isinstance(content, dict) else {}
         source.broken.clear()  # the pass over checkpoints meets them again
-        for path, content in files.items():
-            folder, _, name = path.rpartition("/")
-            stem = name[:-5].lower()
+        # what lies in the folder of a run itself goes before Hydra's files about it
+        for path in sorted(files, key=lambda path: _of_hydra(path) is not None):
+            content, beside = files[path], path[: -len(_suffix(path))]
+            folder, _, name = (_of_hydra(path) or beside).rpartition("/")
+            stem = name.lower()
             taken = dict(_few(content))
             if stem == "config" and is_exported(content):
                 self._exported[folder] = content
                 source.facts[path] = "the rows that ckptzoo export wrote"
             elif not taken:
                 self.passed_over.append(PassedOver(path, "no facts"))
-            elif path[:-5] in stems:
-                self._by_stem[path[:-5]] = taken
+            elif beside in stems and beside not in self._by_stem:
+                self._by_stem[beside] = taken
                 source.facts[path] = "columns and extra"
+            elif stem in self._by_folder.get(folder, {}) or beside in stems:
+                self.passed_over.append(PassedOver(path, "facts by a name that a file before it has"))
             elif stem in _OF_A_FOLDER or stem in _STATES:
                 self._by_folder.setdefault(folder, {})[stem] = taken
                 source.facts[path] = "columns and extra" if stem in _STATES else f"extra.{stem}"
@@ -142,6 +150,16 @@ class SideFiles:
         while folder:
             folder = folder.rpartition("/")[0]
             self._networks.setdefault(folder, set()).add(stem)
+
+
+def _suffix(path: str) -> str:
+    return PurePosixPath(path).suffix.lower()
+
+
+def _of_hydra(path: str) -> str | None:
+    """Return the name that a file of Hydra would have in the folder of its run; None for any other."""
+    found = _HYDRA.fullmatch(path)
+    return None if found is None else f"{found[1] or ''}{found[2]}"
 
 
 def _few(content: Mapping[str, Any], depth: int = 0, left: list[int] | None = None) -> Iterator[tuple[str, Any]]:

@@ -93,6 +93,8 @@ def _problem_of_item(parameter: Any, item: Any) -> str | None:
     if isinstance(item, int) and abs(item) > _LARGEST:
         return f"expected a number of at most {_LARGEST:,}, got {item:,}. Correct it."
     if isinstance(item, Path):
+        if str(item) == "-":  # as other programs call the standard input and output
+            return "expected a path, got -, and no command reads or writes a stream. Name a file or a folder."
         try:
             is_file, is_folder = item.is_file(), item.is_dir()
         except OSError as error:  # such as a name that is too long

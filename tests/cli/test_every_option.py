@@ -102,8 +102,8 @@ def test_values_that_no_command_takes(folder: Path, name: str) -> None:
             refuses = ["nan", "inf", huge] if "float" in kind else [huge]
         else:
             refuses = ["", "  "]
-        if "Path" in kind and parameter.metavar in ("FOLDER", "ZOO"):
-            refuses.append("file")
+        if "Path" in kind:
+            refuses += ["-", "./-", *(["file"] if parameter.metavar in ("FOLDER", "ZOO") else [])]
         for value in refuses:
             refused(command, name, parameter, words(value))
         if is_option and not parameter.multiple and not parameter.type_descriptor.is_choice:

@@ -3,7 +3,7 @@
 >>> import ckptzoo
 >>> zoo = ckptzoo.open("cards/mnist-optunet")
 >>> zoo["conv1.weight"].shape
-(5120, 2, 1, 4, 4)
+(8192, 2, 1, 4, 4)
 
 Importing ckptzoo imports none of numpy, pyarrow and torch; each public name is loaded when first used.
 """

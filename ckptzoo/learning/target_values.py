@@ -49,7 +49,7 @@ def targets(zoo: Zoo, target: Target, *, missing: Missing = "error") -> tuple[Zo
     >>> import ckptzoo
     >>> zoo = ckptzoo.open("cards/mnist-optunet")
     >>> targets(zoo, ["test_accuracy", "test_loss"])[1].shape
-    (5120, 2)
+    (8192, 2)
     """
     if missing not in ("error", "drop"):
         raise UnknownNameError(zoo.name, "missing", str(missing), ("error", "drop"))

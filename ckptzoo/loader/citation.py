@@ -77,7 +77,7 @@ class Citation(JsonFields, derived=("bibtex", "code")):
     Examples
     --------
     >>> print(ckptzoo.open("cards/mnist-optunet").where("seed < 3").cite())
-    @misc{mnist-optunet-6dd64660,
+    @misc{mnist-optunet-af7ce90f,
       title = {{OptuNets on MNIST}},
     ...
     """

@@ -114,7 +114,7 @@ def open(
     --------
     >>> zoo = ckptzoo.open("cards/mnist-optunet")
     >>> zoo
-    <zoo mnist-optunet: 5,120 checkpoints of optunet, 5 parts>
+    <zoo mnist-optunet: 8,192 checkpoints of optunet, 8 parts>
     >>> zoo["conv1.weight"][:64].shape
     (64, 2, 1, 4, 4)
     """
@@ -241,7 +241,7 @@ class Zoo:
     --------
     >>> zoo = ckptzoo.open("cards/mnist-optunet").where("test_accuracy > 0.91")
     >>> len(zoo), zoo["fc.weight", "canonical"].shape
-    (14, (14, 10, 10))
+    (17, (17, 10, 10))
     >>> zoo[0].id
     'mnist-optunet-2cdbd75c-000231-056280'
     """
@@ -584,7 +584,7 @@ class Zoo:
         >>> zoo = ckptzoo.open("cards/mnist-optunet")
         >>> train, test = zoo.split("main", "train"), zoo.split("main", "test")
         >>> len(train), len(test)
-        (3648, 736)
+        (5830, 1168)
         """
         split = read_split(self._contents.files, name, self._contents.identity)
         if part not in split.parts:

@@ -110,7 +110,7 @@ def seen(images: np.ndarray) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("folder", "members", "steps", "most"), [(MEMBERS, 5120, 1, 13_000_000), (TRAJECTORIES, 32, 22, 4_000_000)]
+    ("folder", "members", "steps", "most"), [(MEMBERS, 8192, 1, 20_000_000), (TRAJECTORIES, 32, 22, 4_000_000)]
 )
 def test_sound_complete_and_small(folder: Path, members: int, steps: int, most: int) -> None:
     assert ckptzoo.verify(folder) == []

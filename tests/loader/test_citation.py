@@ -153,7 +153,7 @@ def test_the_version_is_a_release_of_this_revision(tmp_path: Path) -> None:
 def test_too_many_positions_have_to_get_a_name() -> None:
     zoo = ckptzoo.open(Path(__file__).parents[2] / "cards/mnist-optunet")
     with pytest.raises(
-        ZooError, match=r"selection to cite: expected a condition.*got 2,560 positions\. Keep them as a"
+        ZooError, match=r"selection to cite: expected a condition.*got 4,096 positions\. Keep them as a"
     ):
         zoo.take(np.random.default_rng(0).permutation(len(zoo))[::2]).cite()
 

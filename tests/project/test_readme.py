@@ -69,7 +69,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def few(folder, tmp_path_factory):
-    """The same with 320 of the 5,120 networks on MNIST, which is what studies take their time for; in full all of them."""
+    """The same with 320 of the 8,192 networks on MNIST, which is what studies take their time for; in full all of them."""
     if ALL:
         return folder
     few = tmp_path_factory.mktemp("few")

@@ -36,14 +36,14 @@ def test_the_hub_shows_the_page_of_a_zoo(server: Hosted) -> None:
         page.goto(f"{server.url}/datasets/{ZOO}")
         page.get_by_role("link", name="Explore the weights").click()
         frame = page.frame_locator("iframe")
-        frame.locator("#count").get_by_text("5,120 of 5,120 members").wait_for()
+        frame.locator("#count").get_by_text("8,192 of 8,192 members").wait_for()
         # styles of the sheet, and those that the script sets, are there
         assert frame.locator("#selection").evaluate("e => getComputedStyle(e).borderBottomStyle") == "solid"
         assert frame.locator(".track .selected").first.evaluate("e => e.getBoundingClientRect().width") > 100
         frame.get_by_label("Test accuracy, from").fill("0.9")
         frame.get_by_label("Test accuracy, from").press("Enter")
         expected = zoo.where("test_accuracy >= 0.9")
-        frame.locator("#count").get_by_text(f"{len(expected):,} of 5,120 members").wait_for()
+        frame.locator("#count").get_by_text(f"{len(expected):,} of 8,192 members").wait_for()
         # a frame without an origin has no clipboard: the code is marked
         frame.get_by_role("button", name="Copy selection").click()
         frame.get_by_text("The browser gives no clipboard here").wait_for()

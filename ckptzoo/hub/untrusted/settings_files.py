@@ -10,7 +10,7 @@ from typing import Any
 from ckptzoo.errors import Problem, ZooError
 
 _MAX_VALUES, _MAX_LEVELS = 20_000, 32
-"""Of one file of YAML, where a reference counts as what it stands for."""
+"""The most values of a file of YAML, and levels within one another; a reference counts as what it stands for."""
 _STEP = "Correct or remove the file."
 
 
@@ -24,7 +24,7 @@ def parse_json(data: bytes, location: str) -> Any:
 
 
 def parse_yaml(data: bytes, location: str) -> Any:
-    """Parse YAML as Lightning, Hydra, Weights & Biases and Python's own objects write it.
+    """Parse YAML as people and PyYAML write it, with objects of Python among the values.
 
     Tags make plain values of their content: an ``OrderedDict`` is a mapping, a tuple a list, any other object what was
     saved of it. ``1e-4``, a text in YAML 1.1, is a number (``1e4`` is none), and dates are texts. Raises ``ZooError``
@@ -59,7 +59,7 @@ def _check_size(yaml: Any, text: str) -> None:
     sizes: dict[str, int] = {}
     opened: list[tuple[str | None, int]] = []
     values = 0
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    for event in yaml.parse(text, Loader=_loader()):
         if isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in opened):
                 raise ValueError(f"a reference inside what it refers to, *{event.anchor:.100}")
@@ -109,7 +109,8 @@ def _plain(loader: Any, tag: str, node: Any) -> Any:
         items = loader.construct_sequence(node, deep=True)
         if "pathlib." in tag:  # by its parts
             return str(PurePosixPath(*map(str, items)))
-        # collections.OrderedDict is written as a call with one argument, the list of pairs; none where it is empty
-        return {str(key): value for key, value in items[0]} if tag.endswith("OrderedDict") and items else items
+        if tag.endswith("OrderedDict"):  # a call with one argument, the list of pairs, or none
+            return {str(key): value for pairs in items[:1] for key, value in pairs}
+        return items
     # None for python/none and objects without content, whose names say nothing about a network
     return loader.construct_scalar(node) or None

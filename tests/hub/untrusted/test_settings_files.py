@@ -104,8 +104,7 @@ def test_tags_run_nothing() -> None:
     }
     text = "".join(f"{name}: {value}\n" for name, value in calls.items())
     found = parse_yaml(text.encode(), "x.yml")
-    ordered = [] if found["ordered"] == [] else {}
     assert found == {
-        "apply": ["false"], "new": [["false"]], "name": None, "module": None, "own": {"lr": 0.1}, "ordered": ordered
+        "apply": ["false"], "new": [["false"]], "name": None, "module": None, "own": {"lr": 0.1}, "ordered": {}
     }  # fmt: skip
     assert {*PARSERS} == {".json", ".yaml", ".yml"}

@@ -148,7 +148,7 @@ def test_damaged_sources_among_several_are_skipped_as_in_a_folder(
     for number, (path, kind) in enumerate(zip(files, kinds, strict=True)):
         path.write_bytes(KINDS[kind][1](network(number)))
     several, folder = (
-        import_zoo(source, root / name, license="MIT", skip_bad=True)
+        import_zoo(source, root / name, adapter="files", license="MIT", skip_bad=True)
         for name, source in (("several", files), ("folder", root / "nets"))
     )
     good = sum(kind in ("file", "zip", "tar") for kind in kinds)
@@ -159,7 +159,7 @@ def test_damaged_sources_among_several_are_skipped_as_in_a_folder(
         assert stems == {f"run{at}" for at, kind in enumerate(kinds) if kind not in ("file", "zip", "tar")}
     if good < len(kinds):
         with pytest.raises(ZooError, match=r"run\d[./]"):
-            import_zoo(files, root / "refused", license="MIT")
+            import_zoo(files, root / "refused", adapter="files", license="MIT")
 
 
 def test_names_of_revisions_that_count_tokens() -> None:

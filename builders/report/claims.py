@@ -126,7 +126,8 @@ def _row_judge(method: str, modes: str, names: dict[str, str]) -> Callable[[Post
         entry = next((item for item in result.entries if (item.method, item.modes) == (method, modes)), None)
         if entry is None:
             return "no such draws in the zoo", OPEN
-        measured = {name: entry.figures[name] for name in names if name in entry.figures}
+        # what the paper says of another set is compared on that set alone
+        measured = {name: entry.figures[name] for name in names if name in entry.figures and name in entry.published}
         said = ", ".join(
             # adding 0 makes 0 of a negative zero
             f"{names[name]} {round(spread.mean, 1) + 0.0:.1f}" + (f" ± {spread.sd:.1f}" if spread.count > 1 else "")
@@ -134,11 +135,12 @@ def _row_judge(method: str, modes: str, names: dict[str, str]) -> Callable[[Post
         )
         compared = {name: agreed for name in measured if (agreed := agrees(entry, name)) is not None}
         right = [names[name] for name, agreed in compared.items() if agreed]
+        unseen = [names[name] for name in names if name in entry.figures and name not in entry.published]
         width = "" if result.published_of == result.architecture else f"of {result.architecture}: "
         verdict = graded(len(right), len(compared))
         return f"{width}{said}; {len(right)} of {len(compared)} agree" + (
             f": {', '.join(right)}" if verdict == IN_PART else ""
-        ), verdict
+        ) + (f"; {', '.join(unseen)} of another set are not compared" if unseen else ""), verdict
 
     return judge
 

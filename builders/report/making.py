@@ -73,7 +73,7 @@ def report(
             shutil.rmtree(left)
         inputs = _Inputs([Path(each) for each in zoos], data, folder)
         made: list[tuple[ReportPart, PartResult]] = []
-        for number, part in enumerate(chosen, 1):
+        for number, part in enumerate(map(inputs.with_sets, chosen), 1):
             began = time.process_time()
             kept, how = _made(part, inputs, folder)
             said = f"{how}, {time.process_time() - began:.1f} s of processor time" if how == "made" else how
@@ -119,7 +119,7 @@ def _study(part: ReportPart, inputs: "_Inputs", sources: list[StudiedZoo], folde
     assert part.study is not None
     # one display for all stages: preparing zoos is within the study's call
     with progress_bars("number") as update:
-        result = part.study(replace(inputs, update=update), partial(update, part.key))
+        result = part.study(replace(inputs, sets=part.sets, update=update), partial(update, part.key))
     rows: list[ReportRow] = []
     for claim in part.claims:
         ours, verdict = ("", OPEN) if claim.judge is None else claim.judge(result)
@@ -142,7 +142,7 @@ def _plain(grid: Grid) -> dict[str, Any]:
 
 def _digest(part: ReportPart, sources: list[StudiedZoo]) -> str:
     """Return the digest of everything that a part is made from: its zoos and inputs, the code, and versions."""
-    made_from = {"part": part.key, "sources": [asdict(source) for source in sources], **_facts()}
+    made_from = {"part": part.key, "sets": part.sets, "sources": [asdict(source) for source in sources], **_facts()}
     return hashlib.sha256(canonical(made_from)).hexdigest()
 
 
@@ -175,13 +175,28 @@ def _facts() -> dict[str, str]:
 class _Inputs:
     """The zoos of some folders, and the data sets of another.
 
-    ``work`` has copies of zoos that lacked something; ``update`` is called with what is being done.
+    ``work`` has copies of zoos that lacked something; ``sets`` are those of a part; ``update`` is called with what is
+    being done.
     """
 
     folders: list[Path]
     data: str | Path | None
     work: Path
+    sets: tuple[str, ...] = ()
     update: StageProgress = lambda what, done, total: None
+
+    def with_sets(self, part: ReportPart) -> ReportPart:
+        """Return the part, with its fallback where that is there and the last of its sets is not."""
+        if part.fallback and not self._has(part, part.sets[-1]) and self._has(part, part.fallback):
+            return part.with_fallback()
+        return part
+
+    def _has(self, part: ReportPart, name: str) -> bool:
+        """Return whether images of a set are there, or outputs on it in all zoos of a part."""
+        paths = [path for pattern in part.zoos for path in self._paths(pattern)]
+        return image_sets.find(name, self.data) is not None or (
+            bool(paths) and all(name in ckptzoo.open(path).predicted for path in paths)
+        )
 
     def sources(self, part: ReportPart) -> list[StudiedZoo]:
         """Return all that a part is made from, with digests; raises ZooError where a zoo is missing."""

@@ -1,6 +1,6 @@
 """The parts of the report: which zoos and inputs each takes, the study that it asks, and what the papers say there."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -29,7 +29,10 @@ PAPERS = {
 
 
 class Inputs(Protocol):
-    """Zoos and images as a study takes them."""
+    """Zoos and images as a study takes them; ``sets`` are those of the part."""
+
+    @property
+    def sets(self) -> tuple[str, ...]: ...
 
     def zoo(self, name: str, variants: Sequence[str] = (), sets: Sequence[str] = ()) -> ckptzoo.Zoo:
         """Return a zoo that has these variants and predictions on these sets."""
@@ -72,6 +75,8 @@ class ReportPart:
         of docs/studies.md.
     causes
         what is known of why figures differ.
+    fallback
+        taken for the last of ``sets`` where that is not there; empty where nothing can be.
     """
 
     paper: str
@@ -85,28 +90,47 @@ class ReportPart:
     makes: tuple[str, ...] = ()
     section: str = ""
     causes: tuple[str, ...] = ()
+    fallback: str = ""
 
     @property
     def key(self) -> str:
         """Its name among all parts, such as ``2310.08287-figure-4-left``."""
         return f"{self.paper}-{self.names[0]}"
 
+    def with_fallback(self) -> "ReportPart":
+        """The same part with its fallback for the last of its sets, in its commands too."""
+        last = self.sets[-1]
+        commands = tuple(command.replace(last, self.fallback) for command in self.commands)
+        return replace(self, sets=(*self.sets[:-1], self.fallback), fallback="", commands=commands)
+
     def is_named(self, name: str) -> bool:
         """Whether ``--only`` with this name chooses it: its paper, one of its names, or the beginning of one."""
         return name in (self.paper, self.key) or any(own == name or own.startswith(f"{name}-") for own in self.names)
 
 
-def _posteriors(target: str, sets: tuple[str, ...]) -> Callable[[Inputs, Progress], StudyResult]:
+def _posteriors(target: str, options: Mapping[str, int]) -> Callable[[Inputs, Progress], StudyResult]:
     removed = tuple(variant for variant in REMOVALS.values() if variant != "raw")
 
     def study(inputs: Inputs, progress: Progress) -> StudyResult:
-        members, draws = (inputs.zoo(name, removed, sets) for name in (target, f"{target}-posteriors"))
-        return posteriors(members, draws, sets[0], ood=sets[1:], progress=progress)
+        own, *others = inputs.sets
+        members, draws = (inputs.zoo(name, removed, inputs.sets) for name in (target, f"{target}-posteriors"))
+        return posteriors(members, draws, own, ood=others, progress=progress, **options)
 
     return study
 
 
-def _tables(dataset: str, architecture: str, zoo: str, title: str, sets: tuple[str, ...], **more: Any) -> ReportPart:
+def _tables(
+    dataset: str,
+    architecture: str,
+    zoo: str,
+    title: str,
+    sets: tuple[str, ...],
+    options: Mapping[str, int] | None = None,
+    **more: Any,
+) -> ReportPart:
+    """Return the part of Tables 1 and 2; ``options`` are those of the study, and of its command."""
+    options = options or {}
+    flags = "".join(f" --{name} {value}" for name, value in options.items())
     both = (zoo, f"{zoo}-posteriors")
     own = title.partition(" ")[0].lower().replace("-", "")
     return ReportPart(
@@ -116,11 +140,11 @@ def _tables(dataset: str, architecture: str, zoo: str, title: str, sets: tuple[s
         claims.table_claims(dataset, architecture, title),
         both,
         sets,
-        _posteriors(zoo, sets),
-        (
+        study=_posteriors(zoo, options),
+        commands=(
             *(f"ckptzoo derive {name} --gauge {gauge}" for name in both for gauge in ("unit-norm", "first-weight")),
             *(f"ckptzoo predict {name} {' '.join(sets)} --data FOLDER" for name in both),
-            f"ckptzoo study posteriors {' '.join(both)} --set {sets[0]} --ood {sets[1]}",
+            f"ckptzoo study posteriors {' '.join(both)} --set {sets[0]} --ood {sets[1]}{flags}",
         ),
         section="approximate-posteriors",
         **more,
@@ -166,8 +190,8 @@ def _with_words(part: ReportPart) -> ReportPart:
     return replace(part, claims=(*part.claims, *_WORDS))
 
 
-def _collapse(zoo: str, sets: tuple[str, str]) -> Callable[[Inputs, Progress], StudyResult]:
-    return lambda inputs, progress: collapse(inputs.zoo(zoo, sets=sets), *sets, progress=progress)
+def _collapse(zoo: str) -> Callable[[Inputs, Progress], StudyResult]:
+    return lambda inputs, progress: collapse(inputs.zoo(zoo, sets=inputs.sets), *inputs.sets, progress=progress)
 
 
 def _collapse_commands(zoo: str, sets: tuple[str, str]) -> tuple[str, ...]:
@@ -181,6 +205,11 @@ _MNIST, _CIFAR, _TINY = (
     ("mnist/test", "fashion-mnist/test"),
     ("cifar100/test", "svhn/test"),
     ("tinyimagenet/test", "textures/test"),
+)
+_NO_SVHN = "fashion-mnist-3x32x32/test"
+_OTHER_SET = (
+    "Where the data folder has no SVHN, Fashion-MNIST stands in its place, amid black margins and in three equal "
+    "channels. Figures on it are not compared with the paper's."
 )
 _WIDTH_8 = "The zoo has ResNet-18s of an eighth of the published width, trained for six epochs: figures are marked so."
 _SPREAD = "in distribution the mutual information of pairs has a very low variance; out of distribution it is higher"
@@ -203,13 +232,16 @@ PARTS: tuple[ReportPart, ...] = (
         "cifar100-resnet18-w8",
         "CIFAR-100 - ResNet-18",
         _CIFAR,
+        # of 32 members, up to nine that modes start from and ten of an ensemble are left out of the target
+        {"modes": 3, "ensemble": 10},
+        fallback=_NO_SVHN,
         makes=(
             (
-                "python -m builders posteriors cifar100-resnet18-w8 --members cards/cifar100-resnet18-w8 "
-                "--to zoos/cifar100-resnet18-w8-posteriors --data FOLDER"
+                "python -m builders posteriors cifar100-resnet18-w8 --members cards/cifar100-resnet18-w8 --modes 3 "
+                "--ensemble 10 --to zoos/cifar100-resnet18-w8-posteriors --data FOLDER"
             ),
         ),
-        causes=(_WIDTH_8,),
+        causes=(_WIDTH_8, _OTHER_SET),
     ),
     _tables(
         "tinyimagenet",
@@ -269,10 +301,11 @@ PARTS: tuple[ReportPart, ...] = (
         ),
         ("cifar100-resnet18-w8",),
         _CIFAR,
-        _collapse("cifar100-resnet18-w8", _CIFAR),
+        _collapse("cifar100-resnet18-w8"),
         _collapse_commands("cifar100-resnet18-w8", _CIFAR),
         section="functional-collapse",
-        causes=(_WIDTH_8,),
+        causes=(_WIDTH_8, _OTHER_SET),
+        fallback=_NO_SVHN,
     ),
     ReportPart(
         "2310.08287",
@@ -335,8 +368,8 @@ PARTS: tuple[ReportPart, ...] = (
         ),
         ("mnist-optunet",),
         _MNIST,
-        _collapse("mnist-optunet", _MNIST),
-        _collapse_commands("mnist-optunet", _MNIST),
+        study=_collapse("mnist-optunet"),
+        commands=_collapse_commands("mnist-optunet", _MNIST),
         section="functional-collapse",
     ),
     ReportPart(

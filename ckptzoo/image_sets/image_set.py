@@ -96,6 +96,45 @@ class ImageSet:
         images = np.rint(sums / (height // side) ** 2).astype(np.uint8)
         return ImageSet(f"{self.name}-{side}x{side}", images, self.labels, self.class_names)
 
+    def padded(self, side: int, channels: int) -> "ImageSet":
+        """The same images amid black margins, with sides of ``side`` pixels; grey ones in ``channels`` equal channels.
+
+        The name becomes ``<name>-<channels>x<side>x<side>``. Grey images are so shown to networks that take colours.
+        Where the margins cannot be equal, the right and the lower one are wider by a pixel.
+
+        Parameters
+        ----------
+        side
+            pixels of a side, at least the present ones.
+        channels
+            the present number, or any where there is one.
+
+        Raises
+        ------
+        ZooError
+            The images are larger, or have another number of channels and more than one; or they would take more than
+            8 GiB.
+
+        Examples
+        --------
+        >>> digits = ImageSet("grey", np.full((2, 1, 28, 28), 255, np.uint8), np.zeros(2, np.int64))
+        >>> digits.padded(32, 3).images.shape
+        (2, 3, 32, 32)
+        """
+        N, C, height, width = self.images.shape
+        if side < max(height, width):
+            expected = f"a side of at least {max(height, width)} pixels, or one that divides it"
+            raise ZooError(Problem(self.name, "size", expected, str(side), "Choose another one."))
+        if channels < 1 or C not in (1, channels):
+            expected = f"{C}, or any number of grey images"
+            raise ZooError(Problem(self.name, "channels", expected, str(channels), "Choose another set."))
+        if (size := N * channels * side**2) > MAX_BYTES:
+            raise ZooError(Problem(self.name, "size", f"at most {MAX_BYTES:,} bytes", f"{size:,}", "Ask for fewer."))
+        top, left = (side - height) // 2, (side - width) // 2
+        images = np.zeros((N, channels, side, side), np.uint8)
+        images[:, :, top : top + height, left : left + width] = self.images
+        return ImageSet(f"{self.name}-{channels}x{side}x{side}", images, self.labels, self.class_names)
+
     @cached_property
     def digest(self) -> str:
         """``sha256:...`` of shapes and bytes of images and labels, and of the names of the classes where there are any.

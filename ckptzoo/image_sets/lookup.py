@@ -25,8 +25,8 @@ _CORRUPTED_RECORDS = {10: 2535967, 100: 3555552}
 _FORMS = (read_npz_files, read_idx_files)
 """Readers that are tried for a data set that is not known."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,79}")
-_REDUCED = re.compile(r"(.+)-([1-9]\d{0,3})x\2")
-"""``mnist-14x14``: a known data set with smaller images."""
+_RESIZED = re.compile(r"(.+?)-(?:([1-9])x)?([1-9]\d{0,3})x\3")
+"""``mnist-14x14`` and ``fashion-mnist-3x32x32``: a known data set with images of another size."""
 _SET = re.compile(r"([^/]+)/(?:(test|train)(?:-([1-9]\d{0,8}))?|([a-z]+(?:-[a-z]+)*)-([1-9]))")
 """``svhn/test``, ``svhn/test-10000``, ``svhn/train-500`` and ``cifar10-c/gaussian-noise-3``."""
 
@@ -162,6 +162,7 @@ def find(
     name
         such as ``mnist`` or ``ylecun/mnist``; case does not matter, and what is no plain name is not looked for.
         ``mnist-14x14`` are its images with a side of 14 pixels, see ``ImageSet.reduced``; so for every known set.
+        ``mnist-3x32x32`` are its images amid black margins, in three equal channels, see ``ImageSet.padded``.
         Or a set of inputs: ``mnist/test``; ``svhn/test-10000`` for its first 10,000 images, ``svhn/train-500`` for the
         first 500 training images; ``cifar10-c/gaussian-noise-3`` for the test images of CIFAR-10 under a corruption,
         with its severity from 1 to 5.
@@ -213,10 +214,10 @@ def find(
     name, root = name.rpartition("/")[2], folder_of(folder)
     if not _NAME.fullmatch(name):
         return None
-    full_size, side = _sized(name)
-    if side is not None:
+    full_size, size = _sized(name)
+    if size is not None:
         found = find(full_size, folder, split=split, count=count)
-        return None if found is None else found.reduced(side)
+        return None if found is None else _resized(found, *size)
     known = _with_count(KNOWN.get(name) or KnownSet(name=name, forms=_FORMS), split, count)
     if root is not None and (found := read(known, split, root)) is not None:
         return found
@@ -269,10 +270,10 @@ def load_halves(
         for each split how many images there have to be, as ``count`` of ``find``; both splits by default.
     """
     counts = {"train": None, "test": None} if counts is None else counts
-    full_size, side = _sized(name)
-    if side is not None:
+    full_size, size = _sized(name)
+    if size is not None:
         halves = load_halves(full_size, folder, counts)
-        return {split: image_set.reduced(side) for split, image_set in halves.items()}
+        return {split: _resized(image_set, *size) for split, image_set in halves.items()}
     known, root = KNOWN.get(name), folder_of(folder)
     if known is None and name != "digits":
         raise UnknownNameError("data", "data set", name, ("digits", *KNOWN))
@@ -324,7 +325,7 @@ def halves_from(
 
 
 def is_known(name: str) -> bool:
-    """Whether a name is that of a data set that ckptzoo knows, or of a smaller form of one."""
+    """Whether a name is that of a data set that ckptzoo knows, or of one with images of another size."""
     return _sized(name)[0] in ("digits", *KNOWN)
 
 
@@ -410,10 +411,16 @@ def has_training_set(name: str) -> bool:
     return _sized(name)[0] in ("digits", *TRAINING_SETS)
 
 
-def _sized(name: str) -> tuple[str, int | None]:
-    """The data set of a name, and the side of its images where the name says it."""
-    matched = _REDUCED.fullmatch(name)
-    return (matched[1], int(matched[2])) if matched and matched[1] in KNOWN else (name, None)
+def _sized(name: str) -> tuple[str, tuple[int | None, int] | None]:
+    """The data set of a name, and the channels and the side of its images where the name says them."""
+    matched = _RESIZED.fullmatch(name)
+    if matched is None or matched[1] not in KNOWN:
+        return name, None
+    return matched[1], (int(matched[2]) if matched[2] else None, int(matched[3]))
+
+
+def _resized(image_set: ImageSet, channels: int | None, side: int) -> ImageSet:
+    return image_set.reduced(side) if channels is None else image_set.padded(side, channels)
 
 
 @checked

@@ -24,7 +24,12 @@ from ckptzoo.schema.documents import Document, JsonFields, json_value
 from ckptzoo.studies.discrepancy import Discrepancy, mmd
 from ckptzoo.studies.ensemble_scores import RIGHT
 from ckptzoo.studies.ensembles import scored_sets
-from ckptzoo.studies.published import PublishedFigure, posterior_figures, published_architecture
+from ckptzoo.studies.published import (
+    OUT_OF_DISTRIBUTION,
+    PublishedFigure,
+    comparable_figures,
+    published_architecture,
+)
 from ckptzoo.studies.shared.draws import DrawGroup, draw_groups, summed_predictions
 from ckptzoo.studies.shared.result import Spread, StudyResult
 from ckptzoo.studies.shared.selection import labels_of, table_of, thinned
@@ -47,8 +52,6 @@ PERFORMANCE = {
     "oodmi": "OODMI",
 }
 """Figures of predictions; all in hundredths, so percent and hundredths of a nat."""
-OUT_OF_DISTRIBUTION = ("aupr", "fpr95", "oodmi")
-"""Figures that need an out-of-distribution set."""
 DETECTION = {
     "aupr": "AUPR",
     "fpr95": "FPR95",
@@ -395,7 +398,7 @@ def posteriors(
     free = usable_networks(last) & ~is_start
     ensembles = _ensembles(np.flatnonzero(free), ensemble, replicates, seed, target)
     remaining = _remaining(last, free, ensembles)
-    published = _published_for(target)
+    published = _published_for(target, others)
     jobs: list[tuple[DrawGroup | None, str, list[Zoo]]] = [(None, "multi", [last.take(rows) for rows in ensembles])]
     for group in groups:
         for kind, selections in (("one", group.one(replicates)), ("multi", group.several(modes, draws, replicates))):
@@ -530,9 +533,9 @@ def _spreads(values: Sequence[Mapping[str, float]]) -> Figures:
     return {name: spread for name, spread in spreads.items() if spread is not None}
 
 
-def _published_for(target: Zoo) -> dict[tuple[str, str], dict[str, PublishedFigure]]:
+def _published_for(target: Zoo, ood: Sequence[str]) -> dict[tuple[str, str], dict[str, PublishedFigure]]:
     datasets = target.column("dataset").drop_null().unique().to_pylist()
-    return posterior_figures(datasets[0], published_architecture(target.arch.name)) if len(datasets) == 1 else {}
+    return comparable_figures(datasets[0], target.arch.name, next(iter(ood), None)) if len(datasets) == 1 else {}
 
 
 def _cell(spread: Spread | None, between: str = " ± ") -> str:

@@ -22,6 +22,12 @@ class PublishedFigure:
     doubt: str = ""
 
 
+_OTHER_SETS = {"mnist": "fashion-mnist", "cifar100": "svhn", "tinyimagenet": "textures"}
+"""The data set that is told from each data set."""
+OUT_OF_DISTRIBUTION = ("aupr", "fpr95", "oodmi")
+"""Figures that need an out-of-distribution set."""
+
+
 def published_architecture(architecture: str) -> str:
     """The architecture whose figures can be shown beside one's own: of a ResNet-18 of any width that of width 64.
 
@@ -66,6 +72,29 @@ def posterior_figures(dataset: str, architecture: str) -> dict[tuple[str, str], 
                     )
             by_method[row["method"], row["modes"]] = figures
     return by_method
+
+
+def comparable_figures(
+    dataset: str, architecture: str, ood: str | None
+) -> dict[tuple[str, str], dict[str, PublishedFigure]]:
+    """The figures of ``posterior_figures``, without those of an out-of-distribution set where ``ood`` is no images of
+    the paper's, and with those of width 64 for ResNet-18s of any.
+
+    Examples
+    --------
+    >>> [
+    ...     "aupr" in comparable_figures("cifar100", "resnet18-8-100", ood)["swag", "one"]
+    ...     for ood in ("svhn/test-2000", "fashion-mnist-3x32x32/test", None)
+    ... ]
+    [True, False, False]
+    """
+    by_method = posterior_figures(dataset, published_architecture(architecture))
+    if ood is not None and _OTHER_SETS.get(dataset) == ood.partition("/")[0]:
+        return by_method
+    return {
+        key: {name: item for name, item in figures.items() if name not in OUT_OF_DISTRIBUTION}
+        for key, figures in by_method.items()
+    }
 
 
 def _rows(name: str) -> Sequence[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Data sets with smaller images: ``mnist-14x14``."""
+"""Data sets with images of other sizes: ``mnist-14x14`` and ``mnist-3x32x32``."""
 
 import dataclasses
 from pathlib import Path
@@ -12,6 +12,7 @@ from builders.train import open_trainer
 from ckptzoo import archs, derive, image_sets
 from ckptzoo.errors import SpecError, UnknownNameError, ZooError
 from ckptzoo.image_sets.image_set import ImageSet
+from ckptzoo.image_sets.lookup import have_same_classes
 from tests.support.derived_zoos import weights_of, written
 
 RNG = np.random.default_rng(0)
@@ -51,6 +52,25 @@ def test_sizes_that_do_not_divide_are_refused(tmp_path: Path) -> None:
     assert image_sets.has_training_set("mnist-7x7") and not image_sets.has_training_set("textures-32x32")
     with pytest.raises(UnknownNameError):
         image_sets.load("unknown-14x14", "test", tmp_path)
+
+
+def test_grey_images_have_margins_and_three_equal_channels(tmp_path: Path) -> None:
+    images, labels = write(tmp_path)["test"]
+    found = image_sets.find("mnist-3x32x32/test-10", tmp_path)
+    assert found is not None and found.name == "mnist-3x32x32" and found.images.shape == (10, 3, 32, 32)
+    expected = np.pad(images[:10], ((0, 0), (2, 2), (2, 2)))
+    for channel in range(3):
+        np.testing.assert_array_equal(found.images[:, channel], expected)
+    np.testing.assert_array_equal(found.labels, labels[:10])
+    # odd margins: the right and the lower one are wider
+    odd = ImageSet("x", np.full((1, 3, 2, 1), 9, np.uint8), np.zeros(1, np.int64)).padded(4, 3)
+    assert odd.images[0, 0].tolist() == [[0, 0, 0, 0], [0, 9, 0, 0], [0, 9, 0, 0], [0, 0, 0, 0]]
+    assert image_sets.has_training_set("mnist-3x32x32") and have_same_classes("mnist-3x32x32", "svhn")
+    for name, said in (("mnist-3x20x20", "at least 28"), ("mnist-9x9999x9999", "at most 8,589,934,592 bytes")):
+        with pytest.raises(ZooError, match=said):
+            image_sets.find(name, tmp_path)
+    with pytest.raises(ZooError, match="3, or any number of grey images"):
+        odd.padded(8, 1)
 
 
 def test_perceptrons_train_on_the_first_small_images(tmp_path: Path) -> None:

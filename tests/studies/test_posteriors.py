@@ -173,7 +173,7 @@ def test_it_prints_draws_and_writes_tables(
 ) -> None:
     from ckptzoo.studies import posteriors as module
 
-    monkeypatch.setattr(module, "_published_for", lambda zoo: published.posterior_figures("mnist", "optunet"))
+    monkeypatch.setattr(module, "_published_for", lambda zoo, ood: published.posterior_figures("mnist", "optunet"))
     beside = posteriors(*zoos, modes=2, draws=5, ensemble=8, replicates=2)
     text = printed(beside)
     assert "…" not in text  # every cell is whole in a window of usual width
@@ -190,6 +190,15 @@ def test_it_prints_draws_and_writes_tables(
     stored = json.loads((tmp_path / "posteriors.json").read_text())
     assert stored["members"] == found.members and len(stored["entries"]) == 5
     assert r"\bottomrule" in (tmp_path / "posteriors.tex").read_text()
+
+
+def test_figures_on_another_set_are_compared_on_that_set_alone() -> None:
+    whole = published.posterior_figures("mnist", "optunet")
+    assert published.comparable_figures("mnist", "optunet", "fashion-mnist/test-2000") == whole
+    for ood in (None, "svhn/test", "mine", "fashion-mnist-3x32x32/test", "fashion-mnist-own/test"):
+        some = published.comparable_figures("mnist", "optunet", ood)
+        assert some.keys() == whole.keys()
+        assert all({*some[key]} == {*whole[key]} - {"aupr", "fpr95", "oodmi"} for key in whole)
 
 
 def test_of_many_layers_some_are_printed(found: Posteriors, monkeypatch: pytest.MonkeyPatch) -> None:

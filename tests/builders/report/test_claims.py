@@ -1,5 +1,6 @@
 """Claims of papers beside figures: verdicts are computed, and every published figure has its table and cell."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -92,6 +93,11 @@ def test_a_row_follows_its_draws() -> None:
         assert found == verdict
         assert f"Acc {values['acc']:.1f}" in ours
     assert claim.judge(posterior_result(entry("laplace", "one", right, published)))[1] == OPEN
+    other = {"aupr", "fpr95", "oodmi"}
+    on_mine = entry("swag", "one", right, {name: item for name, item in published.items() if name not in other})
+    ours, found = claim.judge(posterior_result(on_mine))
+    assert found == REPRODUCED and ours.endswith("; AUPR, FPR95, OODMI of another set are not compared")
+    assert not re.search(r"AUPR \d|FPR95 \d|OODMI \d", ours)
     narrow = posterior_result(entry("swag", "one", right, published), architecture="resnet18-8-100")
     assert claim.judge(narrow)[0].startswith("of resnet18-8-100: ")
 

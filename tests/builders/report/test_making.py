@@ -82,6 +82,26 @@ def test_what_cannot_be_made_has_its_reason(tmp_path: Path) -> None:
     assert "(a mistake" not in text
 
 
+def test_another_set_stands_in_for_one_that_is_missing(tmp_path: Path) -> None:
+    """Fashion-MNIST for SVHN, where it is there and SVHN is not; what was done stands in the commands."""
+    zoos, data = tmp_path / "zoos", tmp_path / "data"
+    pulled("cifar100-resnet18-w8", zoos, "seed < 2 and step == 2346")
+    data.mkdir()
+
+    def commands() -> str:
+        page = report([zoos], tmp_path / "out", data=data, only=["2310.08287-figure-3"], console=QUIET)
+        text = unescape(page.read_text())
+        assert "set of inputs 'cifar100/test'" in text
+        return text.partition("<pre>")[2].partition("</pre>")[0]
+
+    assert "cifar100/test svhn/test" in commands() and "--ood svhn/test" in commands()
+    idx(data / "fashion-mnist", np.zeros((40, 28, 28), np.uint8), np.arange(40) % 10)
+    said = commands()
+    assert "svhn" not in said and said.count("fashion-mnist-3x32x32/test") == 2
+    np.savez(data / "svhn_test.npz", images=np.zeros((26_032, 32, 32, 3), np.uint8), labels=np.arange(26_032) % 10)
+    assert "--ood svhn/test" in commands()
+
+
 def test_unknown_parts_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="figure-4-left"):
         report([tmp_path], tmp_path / "out", only=["figure-44"], console=QUIET)
@@ -96,18 +116,21 @@ def test_a_whole_report_of_small_zoos(tmp_path: Path, capsys: pytest.CaptureFixt
     pulled("mnist-optunet", zoos, "seed < 240")
     pulled("mnist-optunet-posteriors", zoos, "method in ['swag', 'laplace'] and draw < 3")
     pulled("mnist-optunet-trajectories", zoos, "seed < 2")
-    shutil.copytree(CARDS / "cifar100-resnet18-w8", zoos / "cifar100-resnet18-w8")
+    pulled("cifar100-resnet18-w8", zoos, "seed < 2")
     pulled("mnist-optunet", zoos, "seed < 4", "mlp-like")
     assert run(["build", "toy", "--members", "64", "--to", str(zoos / "toy")]) == 0
     rng = np.random.default_rng(0)
     for name in ("mnist", "fashion-mnist"):
         idx(data / name, rng.integers(0, 256, (40, 28, 28), np.uint8), np.arange(40) % 10)
+    images = rng.integers(0, 256, (10_000, 32, 32, 3), np.uint8)
+    np.savez(data / "cifar100_test.npz", images=images, labels=np.arange(10_000) % 100)
     command = ["report", "--zoos", str(zoos), "--data", str(data), "--to", str(out)]
     capsys.readouterr()
     assert run(command) == 0
     said = capsys.readouterr().out
     made = {line.split()[3].rstrip(":").partition("-")[2] for line in said.splitlines() if ": made" in line}
-    expected = {"table-1-mnist", "figure-1", "figure-2", "figure-4-left", "figure-4-right", "figure-7", "barriers-mlp"}
+    expected = {"table-1-mnist", "figure-1", "figure-2", "figure-3", "figure-4-left", "figure-4-right", "figure-7"}
+    expected |= {"barriers-mlp"}
     assert made == expected, said
     page = out / "report.html"
     first = page.read_bytes()

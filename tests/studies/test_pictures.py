@@ -144,6 +144,26 @@ def test_names_of_panels_stay_above_them(columns: int) -> None:
         assert boxes[-1].x1 <= 72 * plots.WIDTH + 1 and min(box.height for box in boxes) >= 7, name
 
 
+@pytest.mark.parametrize("words", [1, 8, 20, 60])
+def test_titles_stay_within_their_picture(words: int) -> None:
+    @plots.styled
+    def drawn() -> Figure:
+        figure = Figure(figsize=(plots.WIDTH, 4), layout="constrained")
+        axes = figure.add_subplot()
+        plots.head(figure, " ".join(["cifar100-resnet18-w8,", *["orders"] * words]), axes.plot([0, 1], label="a"))
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        (legend,) = figure.legends
+        box = legend.get_title().get_window_extent(canvas.get_renderer())
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height
+        # below it there is room for the picture
+        assert axes.get_window_extent().y1 < box.y0 + 1
+        return figure
+
+    lines = drawn().legends[0].get_title().get_text().count("\n")
+    assert (lines == 0) == (words <= 8)
+
+
 def test_without_matplotlib_the_extra_is_named(
     perceptrons: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

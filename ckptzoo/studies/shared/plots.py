@@ -22,6 +22,10 @@ _MAX_TICKS = 5
 """Steps up to this number have a tick each; more have one a power of ten."""
 _FONT, _SIZE, _SMALL = "DejaVu Sans", 11, 8
 """The font, its usual size in points, and the least that is still read in a picture of this width."""
+_TITLE_SIZE = 13
+"""The size of the title of a picture, in points."""
+_MARGINS = 12
+"""Points to the left and the right of a title, together."""
 _STYLE: dict[str, Any] = {
     "figure.dpi": 160,
     "savefig.dpi": "figure",
@@ -75,18 +79,30 @@ def png(figure: Figure) -> bytes:
 
 
 def head(figure: Figure, title: str, handles: list[Any], *, columns: int = 3) -> None:
-    """The title and the key, one above the other at the left. ``columns`` are the columns of the key."""
+    """The title, in as many lines as it takes, and the key below it. ``columns`` are the columns of the key."""
     # "outside" needs a layout that makes room: constrained, or compressed, in every figure here
     figure.legend(
         handles=handles,
-        title=title,
-        title_fontsize=13,
+        title=_broken(title, (72 * figure.get_figwidth() - _MARGINS) * _SIZE / _TITLE_SIZE),
+        title_fontsize=_TITLE_SIZE,
         alignment="left",
         loc="outside upper left",
         ncols=columns,
         borderaxespad=0,
         columnspacing=1.6,
     )
+
+
+def _broken(text: str, room: float) -> str:
+    """The text in lines no wider than ``room``, points at the usual size, broken between words."""
+    first, *words = text.split(" ")
+    lines = [first]
+    for word in words:
+        if _width(longer := f"{lines[-1]} {word}") <= room:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return "\n".join(lines)
 
 
 def abbreviated(text: str, limit: int) -> str:

@@ -298,7 +298,7 @@ def ensembles(
     Examples
     --------
     >>> from ckptzoo.studies.ensembles import ensembles
-    >>> found = ensembles(ckptzoo.open("cards/cifar100-resnet18-w8"))
+    >>> found = ensembles(ckptzoo.open("cards/cifar100-resnet18-w8").where("seed < 8"))
     >>> {size: round(spread.mean, 2) for size, spread in found.figure("nll").items()}
     {1: 2.71, 2: 2.61, 4: 2.56, 8: 2.54}
     """

@@ -23,7 +23,7 @@ class PublishedFigure:
 
 
 _OTHER_SETS = {"mnist": "fashion-mnist", "cifar100": "svhn", "tinyimagenet": "textures"}
-"""The data set that is told from each data set."""
+"""The out-of-distribution set of the paper for networks of each data set."""
 OUT_OF_DISTRIBUTION = ("aupr", "fpr95", "oodmi")
 """Figures that need an out-of-distribution set."""
 

@@ -1,6 +1,7 @@
 """Every posterior method of a ResNet with BatchNorm on colour images in real files, from members to draws."""
 
 import dataclasses
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from builders.build import build as build_members
 from builders.posterior.batch_norm import renewed_statistics
 from builders.posterior.build import build
 from builders.posterior.dropout import Dropout
+from builders.posterior.method import SETTINGS
 from builders.recipe import Recipe
 from tests.support.builds import COLOUR, QUIET, small_cifar10
 
@@ -71,3 +73,15 @@ def test_networks_that_begin_alike_share_settings() -> None:
     for architecture in ("resnet18-100", "resnet18-8-100"):
         assert Dropout.load(dataclasses.replace(COLOUR, architecture=architecture)).p == 0.5
     assert Dropout.load(Recipe.load("mnist-optunet")).p == 0.2
+
+
+@pytest.mark.parametrize("path", sorted(SETTINGS.glob("*-*.toml")), ids=lambda path: path.stem)
+def test_settings_of_an_architecture_are_taken_for_it_and_can_be_served(path: Path) -> None:
+    method, _, family = path.stem.partition("-")
+    recipe = dataclasses.replace(COLOUR, architecture=family if "-" in family else f"{family}-100")
+    settings = tomllib.loads(path.read_text())
+    model = posterior.get(method).load(recipe)
+    assert {name: getattr(model, name) for name in settings} == settings
+    # and the general ones for others
+    other = posterior.get(method).load(Recipe.load("mnist-optunet"))
+    assert {name: getattr(other, name) for name in settings} != settings

@@ -13,23 +13,30 @@ MAX_THREADS = 4
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """``M_TRIM_THRESHOLD`` and ``M_MMAP_THRESHOLD`` of mallopt(3)."""
-_LARGE_BYTES, _USUAL_BYTES = 2**20, 32 * 2**20
-"""The bytes from which arrays are mapped by themselves while work overlaps, and afterwards: what glibc raises its
-threshold to by itself once an array of that size is freed."""
+WEIGHTS_BYTES, ACTIVATIONS_BYTES = 2**20, 32 * 2**20
+"""The bytes from which arrays are mapped by themselves while weights are read and solved, and while networks are
+evaluated. A mapped array goes back to the system once freed, but the first use of each of its pages is a fault: ResNets
+of width 8, with an array for each layer and batch, take twice as long with the smaller one. The larger one is what
+glibc raises its threshold to by itself once an array of that size is freed."""
 
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
 
 def in_order(
-    work: Callable[[_Item], _Result], items: Iterable[_Item], *, max_threads: int = MAX_THREADS
+    work: Callable[[_Item], _Result],
+    items: Iterable[_Item],
+    *,
+    max_threads: int = MAX_THREADS,
+    mapped_bytes: int = WEIGHTS_BYTES,
 ) -> Generator[_Result]:
     """``work`` of every item, in the order of the items, as many at a time as there are cores, at most ``max_threads``.
 
     ``work`` is called in other threads; ``items`` are taken one by one in the caller's thread, as they are needed. A
     caller that lets go of a result before it asks for the next has one more in memory than there are threads at most.
+    Meanwhile the C library maps arrays of ``mapped_bytes`` or more by themselves.
     """
-    _map_arrays(_LARGE_BYTES)
+    _map_arrays(mapped_bytes)
     count = min(cores(), max_threads)
     waiting: deque[Future[_Result]] = deque()
 
@@ -52,7 +59,7 @@ def in_order(
         finally:
             for future in waiting:
                 future.cancel()
-            _map_arrays(_USUAL_BYTES)
+            _map_arrays(ACTIVATIONS_BYTES)
 
 
 @functools.cache

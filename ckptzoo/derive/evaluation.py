@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ckptzoo import archs
 from ckptzoo.archs.gaussian_spec import STD
 from ckptzoo.derive.batch_norm import renewed_statistics, statistics_names
-from ckptzoo.derive.concurrency import in_order
+from ckptzoo.derive.concurrency import ACTIVATIONS_BYTES, in_order
 from ckptzoo.derive.forward import Forward, StackedForward, Weights, full_precision, one_thread
 from ckptzoo.derive.labelled import Labelled
 from ckptzoo.errors import Problem, ZooError
@@ -95,7 +95,8 @@ class Evaluator:
         def evaluate(stack: Weights) -> NDArray[np.float32]:
             return np.concatenate(list(self._forward.outputs(self.renewed(stack))), axis=1)
 
-        with one_thread(), full_precision(), closing(in_order(evaluate, stacks, max_threads=_MAX_THREADS)) as results:
+        ahead = in_order(evaluate, stacks, max_threads=_MAX_THREADS, mapped_bytes=ACTIVATIONS_BYTES)
+        with one_thread(), full_precision(), closing(ahead) as results:
             return np.concatenate(list(results))
 
     def scores(self, stacks: Iterable[Weights], *, ensemble: int = 1) -> list[Scores]:
@@ -108,7 +109,10 @@ class Evaluator:
             return list(results)
 
     def _scored(self, stacks: Iterable[Weights], ensemble: int) -> Any:
-        return in_order(lambda weights: self._score(weights, ensemble), stacks, max_threads=_MAX_THREADS)
+        def score(weights: Weights) -> Scores:
+            return self._score(weights, ensemble)
+
+        return in_order(score, stacks, max_threads=_MAX_THREADS, mapped_bytes=ACTIVATIONS_BYTES)
 
     def _score(self, weights: Weights, ensemble: int) -> Scores:
         K, N = len(next(iter(weights.values()))), len(self._targets)

@@ -17,7 +17,7 @@ from ckptzoo import archs
 from ckptzoo.arguments import NETWORK, checked
 from ckptzoo.console import PrintedResult
 from ckptzoo.derive.checks import import_with_torch
-from ckptzoo.derive.concurrency import in_order
+from ckptzoo.derive.concurrency import ACTIVATIONS_BYTES, in_order
 from ckptzoo.derive.derived_writer import DerivedTreeWriter, Row, RowRun
 from ckptzoo.derive.tables import unless_layers
 from ckptzoo.errors import Problem, ZooError
@@ -354,7 +354,8 @@ def _predict_parts(job: _PredictionJob, parts: Sequence[tuple[int, Part]], progr
     total, done = sum(part.rows for _, part in parts), 0
     runs = job.tree.runs(parts, job.stack_size)
     try:
-        with closing(in_order(job.evaluate, runs, max_threads=MAX_THREADS)) as results:
+        ahead = in_order(job.evaluate, runs, max_threads=MAX_THREADS, mapped_bytes=ACTIVATIONS_BYTES)
+        with closing(ahead) as results:
             for result in results:
                 job.store(result)
                 done += len(result[1])

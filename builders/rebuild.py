@@ -398,11 +398,10 @@ def _rounding_of(recipe: Recipe, arch: Architecture, extra: Mapping[str, Any], l
     """
     if arch.digest == recipe.arch.digest:
         return None
-    from builders.rounding import DTYPES, narrowed
+    from builders.rounding import rounded_dtype
 
-    for dtype in DTYPES if extra.get("rounded_from") is not None else ():
-        if narrowed(recipe.arch, dtype).digest == arch.digest:
-            return dtype
+    if extra.get("rounded_from") is not None and (dtype := rounded_dtype(recipe.arch, arch)) is not None:
+        return dtype
     got, step = f"{recipe.arch.name}, which {recipe.name} trains", "Its row is wrong: do not use it."
     raise IntegrityError(Problem(location, "architecture", f"{arch.name} of this zoo", got, step))
 

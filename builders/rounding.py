@@ -116,14 +116,20 @@ def narrowed(arch: Architecture, dtype: str) -> Architecture:
     )
 
 
-def _dtypes(arch: Architecture) -> list[str]:
+def rounded_dtype(trained: Architecture, stored: Architecture) -> str | None:
+    """Return the dtype to which trained networks were rounded, None where ``stored`` are no such networks."""
+    return next((dtype for dtype in DTYPES if narrowed(trained, dtype).digest == stored.digest), None)
+
+
+def dtypes_of(arch: Architecture) -> list[str]:
+    """Return the dtypes of all tensors, each once."""
     return sorted({item.dtype for item in arch.tensors})
 
 
 def _check(zoo: ckptzoo.Zoo, recipe: Recipe) -> None:
     """Check that the networks are the recipe's, and were trained by it."""
     if zoo.arch.digest != recipe.arch.digest:
-        expected, got = (f"{found.name} in {', '.join(_dtypes(found))}" for found in (recipe.arch, zoo.arch))
+        expected, got = (f"{found.name} in {', '.join(dtypes_of(found))}" for found in (recipe.arch, zoo.arch))
         step = "Name the recipe of the zoo's networks."
         raise ZooError(Problem(zoo.name, "architecture", f"{expected}, the recipe's", got, step))
     digests = zoo.column("recipe_digest").to_pylist()
@@ -142,7 +148,7 @@ def _open_copy(root: Path, original: ckptzoo.Zoo, recipe: Recipe, arch: Architec
         ckptzoo.create(root, arch=arch, card=card_of(root, recipe), symmetry=original.symmetry)
     copy = ckptzoo.open(root)
     if copy.arch.digest != arch.digest:
-        expected, got = (f"{found.name} in {', '.join(_dtypes(found))}" for found in (arch, copy.arch))
+        expected, got = (f"{found.name} in {', '.join(dtypes_of(found))}" for found in (arch, copy.arch))
         raise IntegrityError(Problem(root.name, "architecture", expected, got, "Write into another folder."))
     return copy
 

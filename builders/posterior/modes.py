@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 import ckptzoo
 from builders.posterior.method import Method
+from builders.rounding import dtypes_of, rounded_dtype
 from builders.state import Tensors
 from ckptzoo.errors import Problem, ZooError
+from ckptzoo.format.header import numpy_dtype
 from ckptzoo.text import excerpt
 
 MODE_WEIGHTS = "mode_weights"
@@ -72,11 +74,14 @@ def find_modes(model: Method, count: int, start: str | Path | None) -> FoundMode
 
 
 def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> FoundModes:
-    """The first members of a zoo that are finite, did not diverge, and were trained by the recipe."""
+    """The first members of a zoo, which may be rounded, that are finite, did not diverge, and were trained by the
+    recipe.
+    """
     recipe = model.recipe
-    if zoo.arch.digest != recipe.arch.digest:
+    if zoo.arch.digest != recipe.arch.digest and rounded_dtype(recipe.arch, zoo.arch) is None:
+        expected, got = (f"{found.name} in {', '.join(dtypes_of(found))}" for found in (recipe.arch, zoo.arch))
         step = "Name a zoo of the recipe's networks with --from."
-        raise ZooError(Problem(location, "architecture", f"{recipe.arch.name}, the recipe's", zoo.arch.name, step))
+        raise ZooError(Problem(location, "architecture", f"{expected}, the recipe's", got, step))
     columns = ["member", "seed", "recipe", "recipe_digest", "finite", "diverged", "method"]
     table = zoo.metadata.select(columns).to_pylist()
     of_recipe = [(number, row) for number, row in enumerate(table) if row["recipe_digest"] == recipe.digest]
@@ -101,7 +106,11 @@ def _members(model: Method, zoo: ckptzoo.Zoo, count: int, location: str) -> Foun
     chosen = usable[:count]
     places = [number for number, _ in chosen]
     members = zoo.take(places)
-    weights = {tensor.name: np.array(members[tensor.name][:]) for tensor in recipe.arch.tensors}
+    # rounded weights are those of the zoo, in the recipe's dtypes
+    weights = {
+        tensor.name: np.array(members[tensor.name][:]).astype(numpy_dtype(tensor.dtype))
+        for tensor in recipe.arch.tensors
+    }
     return FoundModes(tuple(row["member"] for _, row in chosen), tuple(row["seed"] for _, row in chosen), weights)
 
 

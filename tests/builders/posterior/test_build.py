@@ -23,6 +23,7 @@ from builders.posterior.build import BuiltDraws, build, estimate
 from builders.posterior.dropout import Dropout
 from builders.posterior.method import Surroundings, spread
 from builders.recipe import Recipe
+from builders.rounding import DTYPES, round_weights
 from ckptzoo import archs
 from ckptzoo.errors import SpecError, UnknownNameError, ZooError
 from ckptzoo.format.files import Folder
@@ -256,10 +257,26 @@ def test_what_is_refused(members: Path, tmp_path: Path) -> None:
     refused("prior_precision: expected a number from 0", "laplace", changes={"prior_precision": -1}, error=SpecError)
     refused("first_draw: expected an epoch after burn-in", "sghmc", changes={"first_draw": 3}, error=SpecError)
     refused("epochs: expected a multiple of 4", "csghmc", changes={"epochs": 9}, error=SpecError)
-    with pytest.raises(ZooError, match="architecture: expected optunet, the recipe's, got mlp-2-2-1"):
+    with pytest.raises(ZooError, match="expected optunet in float32, the recipe's, got mlp-2-2-1 in float32"):
         build("swag", DIGITS, tmp_path / "zoo", modes=1, draws=1, start=members)
     with pytest.raises(ZooError, match=r"recipe of the members: expected toy .*, got toy"):
         build("swag", TOY.shortened(1), tmp_path / "zoo", modes=1, draws=1, start=members)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_draws_are_taken_around_rounded_members_as_they_are_stored(dtype: str, members: Path, tmp_path: Path) -> None:
+    copy, widened = tmp_path / "rounded", tmp_path / "widened"
+    round_weights(members, TOY, copy, dtype=dtype)
+    rounded = ckptzoo.open(copy)
+    with ckptzoo.create(widened, arch=TOY.arch) as writer:
+        weights = {name: np.array(rounded[name][:]).astype(np.float32) for name in TOY.arch.names}
+        writer.add(weights, rounded.metadata.to_pylist())
+    for start, path in ((copy, tmp_path / "zoo"), (widened, tmp_path / "same")):
+        draws_of("laplace", path, start)
+    assert content(tmp_path / "zoo") == content(tmp_path / "same")
+    # the same ids, and other weights than those that were rounded
+    with pytest.raises(ZooError, match="weights of mode"):
+        draws_of("laplace", tmp_path / "zoo", members, draws=5)
 
 
 @pytest.mark.exhaustive

@@ -168,6 +168,8 @@ def test_errors_read_as_the_page_shows_them(
 
 def message_of(cause: Callable[[], object] | Arguments, capsys: pytest.CaptureFixture[str]) -> str:
     """What is raised, or what a command prints."""
+    # servers of the causes before, and their clients, may have written since
+    capsys.readouterr()
     try:
         code = run_ckptzoo(list(cause)) if isinstance(cause, tuple) else cause()
     except (ckptzoo.ZooError, ImportError) as error:

@@ -349,16 +349,26 @@ def wider_is_lower(result: BarrierStudy) -> Judged:
     return "; ".join(said) or "one width alone", graded(right, of)
 
 
-def same_at_all_temperatures(result: BarrierStudy) -> Judged:
-    """Judge whether the widest Gaussians of each prior and temperature have no barrier after alignment."""
-    zoos = _gaussians(result)
-    kinds = {zoo.kind for zoo in zoos}
-    if len(kinds) < 2:
-        return "Gaussians of one prior and temperature alone", OPEN
-    widest = [max((zoo for zoo in zoos if zoo.kind == kind), key=lambda zoo: zoo.width) for kind in sorted(kinds)]
-    right = sum(_height(zoo, ALIGNED) <= ZERO_BARRIER for zoo in widest)
-    said = "; ".join(f"{zoo.kind}, width {zoo.width:,}: {_height(zoo, ALIGNED):.3f}" for zoo in widest)
-    return f"aligned, nats: {said}", graded(right, len(widest))
+def same_for_all(setting: str) -> Callable[[BarrierStudy], Judged]:
+    """Judge whether the widest Gaussians have no barrier after alignment for each value of a setting of the posterior,
+    ``prior`` or ``temperature``.
+    """
+
+    def judge(result: BarrierStudy) -> Judged:
+        widest: dict[str, ZooBarriers] = {}
+        for zoo in sorted(_gaussians(result), key=lambda zoo: zoo.width):
+            widest[zoo.kind] = zoo
+        # a kind is the method, and then each setting with its value
+        values = {item for kind in widest for item in kind.split(", ") if item.startswith(f"{setting} ")}
+        if len(values) < 2:
+            return f"Gaussians of one {setting} alone: {next(iter(values), 'none')}", OPEN
+        right = sum(_height(zoo, ALIGNED) <= ZERO_BARRIER for zoo in widest.values())
+        said = "; ".join(
+            f"{kind}, width {zoo.width:,}: {_height(zoo, ALIGNED):.3f}" for kind, zoo in sorted(widest.items())
+        )
+        return f"aligned, nats: {said}", graded(right, len(widest))
+
+    return judge
 
 
 def number_is_stable(result: Transpositions) -> Judged:

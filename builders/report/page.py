@@ -84,7 +84,7 @@ pre { background: var(--soft); border: 1px solid var(--line); border-radius: 4px
   figure, tr, .missing, pre { break-inside: avoid; }
   thead { display: table-header-group; }
   a { text-decoration: none; }
-  img { max-height: 200mm; margin: 0 auto; }
+  img { max-height: 230mm; margin: 0 auto; }
 }
 """
 
@@ -217,7 +217,9 @@ def _rows_of(kept: PartResult) -> Iterator[str]:
 
 
 def _blocks(blocks: Sequence[str | Mapping[str, Any]]) -> Iterator[str]:
-    """Texts as paragraphs, and tables; the last line above a table is its caption, unless it is a sentence."""
+    """Texts as paragraphs, and tables; the last line above a table with a header is its caption, unless it is a
+    sentence.
+    """
     caption = ""
     for number, block in enumerate(blocks):
         if not isinstance(block, str):
@@ -226,7 +228,8 @@ def _blocks(blocks: Sequence[str | Mapping[str, Any]]) -> Iterator[str]:
             continue
         lines = [line for line in block.split("\n") if line.strip()]
         following = blocks[number + 1] if number + 1 < len(blocks) else ""
-        if lines and not isinstance(following, str) and not lines[-1].endswith("."):
+        # facts, which have no header, stand at the head of what they tell of: the line above belongs to what was before
+        if lines and not isinstance(following, str) and following["header"] and not lines[-1].endswith("."):
             caption = lines.pop()
         yield from (f"<p>{_text(line)}</p>" for line in lines)
 

@@ -161,10 +161,16 @@ def test_barriers_of_widths_and_temperatures() -> None:
     result = BarrierStudy(tuple(low), 4, 0)
     assert claims.zero_after_alignment(result)[1] == REPRODUCED
     assert claims.wider_is_lower(result)[1] == REPRODUCED
-    assert claims.same_at_all_temperatures(result)[1] == REPRODUCED
+    assert claims.same_for_all("temperature")(result)[1] == REPRODUCED
+    # what does not vary is not judged
+    assert claims.same_for_all("prior")(result)[1] == OPEN
     rising = BarrierStudy((*low[:2], zoo_barriers("w", kinds[0], 256, 1.0, 0.5)), 4, 0)
     assert claims.wider_is_lower(rising)[1] == IN_PART
     assert claims.zero_after_alignment(rising)[1] == IN_PART
-    assert claims.same_at_all_temperatures(rising)[1] == OPEN
+    assert claims.same_for_all("temperature")(rising)[1] == OPEN
+    both = (*low, zoo_barriers("p", "Gaussians (bnn), prior 1, temperature 1", 64, 1.0, 0.5))
+    grid = [replace(zoo, kind=zoo.kind.replace("(bnn)", "(bnn), prior 0.1")) for zoo in both[:-1]]
+    for setting in ("prior", "temperature"):
+        assert claims.same_for_all(setting)(BarrierStudy((*grid, both[-1]), 4, 0))[1] == IN_PART
     networks = BarrierStudy((zoo_barriers("mlp", "mnist-mlp", 16, 1.0, 0.5),), 4, 0)
     assert {claims.zero_after_alignment(networks)[1], claims.wider_is_lower(networks)[1]} == {OPEN}

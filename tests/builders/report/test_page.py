@@ -84,3 +84,13 @@ def test_parts_have_names_of_their_own() -> None:
         assert all(claim.judge is not None or claim.open for claim in part.claims)
         # what could not be made says how it can be
         assert part.study is None or part.commands
+
+
+def test_only_the_last_line_above_a_table_with_a_header_is_its_caption() -> None:
+    figures = {"header": ["way", "height"], "rows": [["raw", "1.0"]], "numbers": [1]}
+    facts = {"header": [], "rows": [["zoo", "second"]], "numbers": []}
+    blocks = ["of the first\nheights", figures, "raw: correlation 0.50", facts, "A sentence.", figures]
+    text = page([(PARTS[0], PartResult([], blocks))], {})
+    assert text.count("<caption>") == 1 and "<caption>heights</caption>" in text
+    for line in ("of the first", "raw: correlation 0.50", "A sentence."):
+        assert f"<p>{line}</p>" in text

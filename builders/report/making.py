@@ -5,6 +5,7 @@ import fnmatch
 import hashlib
 import json
 import platform
+import re
 import shutil
 import tempfile
 import time
@@ -244,13 +245,13 @@ class _Inputs:
         return labelled_of(zoo, data=self.data, statistics=_STATISTICS)
 
     def _paths(self, pattern: str) -> Iterator[Path]:
-        """Yield the folders of zoos whose names match, one a name, in the order of names."""
+        """Yield the folders of zoos whose names match, one a name, in the order of names: mlp-64 before mlp-128."""
         by_name: dict[str, Path] = {}
         for folder in self.folders:
             for path in folder.iterdir():
                 if fnmatch.fnmatchcase(path.name, pattern) and (path / layout.ZOO).is_file():
                     by_name.setdefault(path.name, path)
-        yield from (by_name[name] for name in sorted(by_name))
+        yield from (by_name[name] for name in sorted(by_name, key=_numbered))
 
     def _copied(self, source: Path, revision: str) -> Path:
         """Return the copy of a zoo at this revision; those of other revisions are removed."""
@@ -271,6 +272,12 @@ class _Inputs:
                     raise ZooError(Problem(source.name, "zoo", "the same while it is copied", "another revision", step))
                 copy.rename(target)
         return target
+
+
+def _numbered(name: str) -> tuple[list[str | int], str]:
+    """Return a key that orders names with numbers in them by the numbers: mlp-64 comes before mlp-128."""
+    # text and numbers alternate, so that none is compared with the other
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)], name
 
 
 def _lacking(zoo: ckptzoo.Zoo, variants: Sequence[str], sets: Sequence[str]) -> bool:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import ckptzoo
 from builders.__main__ import run
-from builders.report.making import report
+from builders.report.making import _Inputs, report  # pyright: ignore[reportPrivateUsage]
 from builders.report.parts import PARTS
 from ckptzoo.errors import UnknownNameError, ZooError
 from tests.cli.test_predict import idx
@@ -54,6 +54,16 @@ def test_the_same_zoo_gives_the_same_bytes_and_another_zoo_other_figures(
     assert len(list((out / "results").iterdir())) == 2
     before = [unescape(text) for text in re.findall(r'<td data-name="here">(.*?)</td>', first.decode(), re.DOTALL)]
     assert len(before) == 3 and all(old != new for old, new in zip(before, rows(again), strict=True))
+
+
+def test_zoos_of_several_widths_come_in_the_order_of_widths(tmp_path: Path) -> None:
+    names = ["mlp-128", "mlp-16", "mlp-256", "mlp-32", "mlp-64", "mlp-x"]
+    zoos = tmp_path / "zoos"
+    for name in names:
+        with ckptzoo.create(zoos / name, arch="mlp-4-2-2", card=ckptzoo.Card(name)):
+            pass
+    found = _Inputs([zoos], tmp_path / "data", tmp_path / "work").every("mlp-*")
+    assert [zoo.name for zoo in found] == ["mlp-16", "mlp-32", "mlp-64", "mlp-128", "mlp-256", "mlp-x"]
 
 
 def test_what_cannot_be_made_has_its_reason(tmp_path: Path) -> None:

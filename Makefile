@@ -43,7 +43,7 @@ WORKERS ?= $(shell $(PYTHON) -c 'import os; print((3 * (os.cpu_count() or 1) + 1
 export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(PY) -m pytest -q -n $(WORKERS) --dist worksteal
 
-test: $(READY)  ## every test, offline, on a CPU; properties on up to 12 examples, costly ones on 8
+test: $(READY)  ## every test, offline, on a CPU; properties on up to 8 examples, costly ones on 6
 	@$(PYTEST)
 
 test-fast: $(READY)  ## what takes no servers, processes or training

@@ -51,6 +51,7 @@ def test_a_cpu_is_refused() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.exhaustive
 def test_its_steps_are_right_in_tritons_interpreter() -> None:
     checks = Path(__file__).with_name("fused_interpreted.py")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(checks)]

@@ -378,6 +378,7 @@ def test_without_the_trainer_one_sentence_says_what_to_install(zoos: Path, monke
     assert len(zoo.at(zoo[0].row["member"], 7)) == len(zoo.arch.tensors)  # what is kept needs no trainer
 
 
+@pytest.mark.exhaustive
 def test_the_commands(zoos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     zoo = shutil.copytree(zoos / "toy", tmp_path / "toy")
     member = ckptzoo.open(zoo)[0].row["member"]

@@ -111,6 +111,7 @@ def test_the_best_is_the_most_accurate_with_at_most_so_many_parameters(found: Se
     assert quick(found.folder).best == found.best
 
 
+@pytest.mark.exhaustive
 def test_the_recipe_file_builds_the_members_of_the_trial(found: SearchedNetworks, tmp_path: Path) -> None:
     quick(found.folder, max_parameters=10**6)
     file = found.folder / BEST

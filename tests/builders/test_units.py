@@ -17,7 +17,7 @@ from builders.train import Trainer
 
 
 @pytest.mark.parametrize(("saving", "apart"), [(3.0, 300.0), (0.1, 20.0), (0.0, 20.0)])
-@pytest.mark.sampled(3)
+@pytest.mark.exhaustive
 def test_saving_takes_a_hundredth_of_the_time_at_most(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saving: float, apart: float
 ) -> None:

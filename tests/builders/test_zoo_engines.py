@@ -115,6 +115,7 @@ def test_a_zoo_of_several_engines_grows_by_the_one_of_most(tmp_path: Path) -> No
         zoo_engines.engine_for(held, asked="general", **asked)
 
 
+@pytest.mark.exhaustive
 def test_a_zoo_that_another_engine_has_grown_meanwhile(tmp_path: Path) -> None:
     """As by a merge of what others trained: neither work nor merge add to it."""
     zoo, other = tmp_path / "zoo", tmp_path / "other"

@@ -68,6 +68,7 @@ def zoo_of(path: Path, traced: Traced, *stacks: Weights, dtype: str = "float32")
     return ckptzoo.open(path)
 
 
+@pytest.mark.exhaustive
 def test_disguised_copies_are_found_and_changed_ones_are_not(traced: Traced, tmp_path: Path) -> None:
     """40 networks, 20 of them disguised, and all of them with one tensor each changed by 1e-3, half also disguised."""
     assert {group.scale for group in traced.symmetry.groups} >= {"linear", "orthogonal_mean"}

@@ -77,6 +77,7 @@ assert len(peaks) == 32 and max(peaks) < int(sys.argv[3]), max(peaks)
 """
 
 
+@pytest.mark.exhaustive
 def test_variants_in_memory_that_does_not_grow_with_the_zoo(tmp_path: Path) -> None:
     """Less than half of the zoo's weights, of which every copy would be twice as much."""
     arch = archs.architecture("mlp-512-512-10")

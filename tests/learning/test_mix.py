@@ -30,6 +30,7 @@ def told(batches):
     ]
 
 
+@pytest.mark.exhaustive
 def test_every_batch_is_of_one_zoo_and_streams_go_on():
     mix = learning.mix(streams(), weights=[1, 1, 2])
     assert len(mix) == 7 + 6 + 2

@@ -158,6 +158,7 @@ def test_datasets_have_features_and_values(zoo, shards):
             assert np.asarray(example[name]).dtype == array.dtype and np.array_equal(example[name], array)
 
 
+@pytest.mark.exhaustive
 def test_formats_of_datasets_take_the_features(zoo):
     plain = zoo.to_datasets("conv", "norm", "half", columns=["seed", "created"])
     for example, at in zip(plain.with_format("numpy"), range(3), strict=False):

@@ -33,6 +33,7 @@ def test_inputs_of_one_bin_are_averaged_before_the_absolute_value() -> None:
     assert ece(logs, [0, 0, 0, 0]) == pytest.approx(0.15)
 
 
+@pytest.mark.exhaustive
 def test_the_calibration_error_is_that_of_torchmetrics_but_for_edges_of_bins() -> None:
     import torch
     from torchmetrics.functional.classification import multiclass_calibration_error

@@ -95,7 +95,7 @@ def test_python_blocks_run(folder, few, monkeypatch):
     if not ALL:
         opened = 'zoo = ckptzoo.open("cards/mnist-optunet")'
         assert text.count(opened) == 2
-        text = text.replace(opened, f"{opened}[:2048]")
+        text = text.replace(opened, f"{opened}[:1024]")
         text = text.replace("--members 48 --epochs 5 --keep-steps 10,30,90", "--members 12 --epochs 1")
         text = text.replace("range(8)", "range(1)").replace("batch_size=16 if", "batch_size=4 if")
         assert "--members 12" in text and "range(1)" in text and "batch_size=4" in text

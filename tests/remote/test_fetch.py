@@ -106,6 +106,7 @@ class Counting:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_memory_is_bounded_and_blocks_come_ahead_of_the_reader() -> None:
     for wanted in (LAYER, [block(name, at) for at in range(20) for name in SHARDS]):
         store, taken = Counting(), 0

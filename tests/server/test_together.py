@@ -56,6 +56,7 @@ def peak(pid: int) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+@pytest.mark.exhaustive
 def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     size = 64 * 2**20
     data = bytes(size)

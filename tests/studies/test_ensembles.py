@@ -148,6 +148,7 @@ def test_last_steps_count_diverged_too_and_not_finite_ones_do_not(made: Make) ->
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_members_not_finite_on_another_set_are_left_out_for_that_set_alone(made: Make, tmp_path: Path) -> None:
     logits = logits_of(9)
     logits[4, OWN + 3, 1] = 1e6

@@ -40,6 +40,7 @@ def disguised(folder: Path, count: int = 8) -> ckptzoo.Zoo:
     return ckptzoo.open(path)
 
 
+@pytest.mark.exhaustive
 def test_copies_are_alike_and_connected_once_aligned(tmp_path: Path) -> None:
     zoo = disguised(tmp_path / "copies")
     given = labelled()

@@ -148,6 +148,7 @@ def test_networks_of_many_tensors_are_thinned_out_in_print_and_pictures(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_pictures_show_both_variants_and_equal_results_give_equal_bytes(perceptrons: Make, tmp_path: Path) -> None:
     zoo, _ = perceptrons(80, name="$a long name_" + "x" * 90)
     one = marginals(zoo, "first-weight").plot(tmp_path / "one")

@@ -130,6 +130,7 @@ def test_wide_points_keep_their_distances(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_symmetric_copies_are_one_mode_in_the_gauge_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, int]] = []
     found = modes(networks(3, tmp_path, copies=5), progress=lambda done, total: seen.append((done, total)))

@@ -28,6 +28,7 @@ Make = Callable[..., tuple[ckptzoo.Zoo, dict[str, np.ndarray]]]
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_equal_overviews_give_equal_bytes_whatever_the_settings(perceptrons: Make, tmp_path: Path) -> None:
     zoo, _ = perceptrons(rows=lambda at: {"diverged": at % 50 == 0})
     one = overview(zoo).plot(tmp_path / "one")

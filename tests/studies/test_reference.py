@@ -110,6 +110,7 @@ def test_r_hat_is_that_of_the_logits_in_the_order_of_steps_whatever_the_order_of
         np.testing.assert_allclose(first.r_hats, second.r_hats, atol=2e-3)
 
 
+@pytest.mark.exhaustive
 def test_nearness_is_what_it_is_defined_as(written: Callable[..., ckptzoo.Zoo], tmp_path: Path) -> None:
     weights = normal(CHAINS * DRAWS, 2)
     zoo = written("chains", weights)

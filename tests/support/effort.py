@@ -1,6 +1,6 @@
 """How thorough a run of the tests is.
 
-By default properties are tried on up to 12 examples, costly ones on 8 or fewer, long series (kinds of faults, kills,
+By default properties are tried on up to 8 examples, costly ones on 6 or fewer, long series (kinds of faults, kills,
 flipped bytes, real networks) are sampled, tests marked ``exhaustive`` are skipped, and of the cases of tests marked
 ``sampled(n)`` every n-th runs. With ``CKPTZOO_TESTS=all`` every count is taken in full (``make test-all``).
 """
@@ -14,8 +14,8 @@ import pytest
 
 TESTS = Path(__file__).parents[1]
 ALL = os.environ.get("CKPTZOO_TESTS") == "all"
-MAX_EXAMPLES = 12
-FEW_EXAMPLES = 8
+MAX_EXAMPLES = 8
+FEW_EXAMPLES = 6
 """For properties of which an example takes more than about 20 ms."""
 SLOW_FOLDERS = ("builders", "cards", "cli", "faults", "hub", "laws", "project", "server")
 """Tests here start servers or processes, train networks, or try many examples: each is ``slow``."""

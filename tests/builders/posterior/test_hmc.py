@@ -81,6 +81,7 @@ def test_half_the_step_has_a_quarter_of_the_energy_error() -> None:
     assert np.abs(ratios[1:] - 4).max() < 0.1 and abs(errors[0]) > 1e-4
 
 
+@pytest.mark.exhaustive
 def test_a_linear_network_has_its_posterior_in_closed_form() -> None:
     prior, temperature, modes = 0.5, 40.0, examples(2000, 100)
     changes = {"prior": prior, "temperature": temperature, "burn_in": 60, "transitions": 40, "step_size": 0.1}

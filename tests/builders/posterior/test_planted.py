@@ -162,6 +162,7 @@ def test_the_cycle_is_a_cosine() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_variational_network_finds_the_best_gaussian() -> None:
     method = dataclasses.replace(Bnn.load(TOY), prior=0.7, draws_per_step=3, initial_rho_linear=-2.0)
     count = TOY.train

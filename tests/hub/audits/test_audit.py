@@ -168,6 +168,7 @@ def test_reading_everything_finds_nan_anywhere(tmp_path: Path, capsys: pytest.Ca
     assert f"nonfinite: {result.findings[0].next_step}" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.exhaustive
 def test_less_than_a_hundredth_of_large_files_is_read(tmp_path: Path) -> None:
     states = walk(0, 5, (512, 1280))
     states[1], states[3] = states[3], states[1]

@@ -531,6 +531,7 @@ def test_what_is_made_of_a_zoo_is_what_is_made_of_a_copy(tmp_path: Path) -> None
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*retracted:UserWarning")
+@pytest.mark.exhaustive
 def test_a_copy_has_what_was_derived_of_its_checkpoints(tmp_path: Path) -> None:
     """Predictions, figures and splits, whole, of some checkpoints and of some layers; again after a retraction."""
     inputs = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)

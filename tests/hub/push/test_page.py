@@ -29,6 +29,7 @@ def contributed(zoo: Path) -> Path:
     return zoo
 
 
+@pytest.mark.exhaustive
 def test_an_older_copy_does_not_roll_the_page_back(server: Hosted, make_zoo: Make, tmp_path: Path) -> None:
     zoo = make_zoo()
     before = files_of(zoo)["README.md"]

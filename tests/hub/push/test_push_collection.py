@@ -92,6 +92,7 @@ def test_a_first_push_then_growth_then_nothing(server: Hosted, both: Path, tmp_p
 
 
 @pytest.mark.parametrize("seed", range(examples(12, 1)))
+@pytest.mark.exhaustive
 def test_any_series_of_pushes_leaves_the_table_of_what_is_there(server: Hosted, tmp_path: Path, seed: int) -> None:
     """Two people grow, retract, add and leave out zoos in turn; nobody's checkpoints are lost or counted twice."""
     rng = np.random.default_rng(np.random.SeedSequence((7, seed)))

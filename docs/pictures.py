@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from ckptzoo.studies.shared.plots import fewer_colours
+
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 PAGES = (ROOT / "docs" / "studies.md", ROOT / "cards" / "README.md")
@@ -76,21 +78,15 @@ def copy(drawn: Path) -> None:
     for name, targets in sorted(shown.items()):
         if not (drawn / name).exists():
             continue
-        image = fewer_colours(drawn / name)
+        image = fewer_colours((drawn / name).read_bytes())
         for target in targets:
             target.parent.mkdir(parents=True, exist_ok=True)
-            image.save(target, optimize=True)
+            target.write_bytes(image)
             print(target.relative_to(ROOT), flush=True)
         if Path("thumbnails", name) in shown:
             small = PICTURES / "thumbnails" / name
             small.parent.mkdir(parents=True, exist_ok=True)
             thumbnail(PICTURES / name).save(small, optimize=True)
-
-
-def fewer_colours(path: Path) -> Image.Image:
-    """The picture in 256 colours, which the eye does not tell from all, in less than half the bytes."""
-    image = Image.open(path).convert("RGB")
-    return image.quantize(256, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
 
 
 def thumbnail(path: Path) -> Image.Image:

@@ -37,7 +37,7 @@ from ckptzoo.schema.documents import canonical
 from ckptzoo.symmetry import gauge_named
 from ckptzoo.text import StageProgress
 
-PACKAGES = ("numpy", "pyarrow", "torch", "matplotlib")
+PACKAGES = ("numpy", "pyarrow", "torch", "matplotlib", "pillow")
 """Packages whose versions may decide figures or pictures."""
 _PAGE = Path(__file__).with_name("page.py")
 _STATISTICS = 10_000
@@ -117,6 +117,8 @@ def _made(part: ReportPart, inputs: "_Inputs", folder: Path) -> tuple[PartResult
 
 
 def _study(part: ReportPart, inputs: "_Inputs", sources: list[StudiedZoo], folder: Path) -> PartResult:
+    from ckptzoo.studies.shared.plots import fewer_colours
+
     assert part.study is not None
     # one display for all stages: preparing zoos is within the study's call
     with progress_bars("number") as update:
@@ -126,7 +128,7 @@ def _study(part: ReportPart, inputs: "_Inputs", sources: list[StudiedZoo], folde
         ours, verdict = ("", OPEN) if claim.judge is None else claim.judge(result)
         rows.append(ReportRow(claim.where, claim.says, ours, verdict, claim.open))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".pictures-") as scratch:
-        pictures = [path.read_bytes() for path in result.plot(scratch) if path.suffix == ".png"]
+        pictures = [fewer_colours(path.read_bytes()) for path in result.plot(scratch) if path.suffix == ".png"]
     seed = result.to_json().get("seed")
     return PartResult(
         rows,

@@ -1,15 +1,19 @@
 """The page: text of others is no markup, every tag is closed, and nothing is fetched."""
 
+import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import ckptzoo
 from builders.report.claims import VERDICTS
 from builders.report.page import PartResult, ReportRow, StudiedZoo, page
 from builders.report.parts import PAPERS, PARTS, ReportPart
 from tests.support.effort import examples
 
+ROOT = Path(__file__).parents[3]
 VOID = {"meta", "br", "img"}
 TEXT = st.sampled_from(["plain", "<script>alert(1)</script>", 'a" onload="x', "&amp;", "\x1b[31m", "line\nline", ""])
 
@@ -94,3 +98,15 @@ def test_only_the_last_line_above_a_table_with_a_header_is_its_caption() -> None
     assert text.count("<caption>") == 1 and "<caption>heights</caption>" in text
     for line in ("of the first", "raw: correlation 0.50", "A sentence."):
         assert f"<p>{line}</p>" in text
+
+
+def test_the_page_of_the_documentation_has_every_part_and_the_zoos_of_the_clone() -> None:
+    """Where a zoo changed since: make report, with the zoos that are not in the clone, and copy the page to docs."""
+    shown = Parsed((ROOT / "docs/report.html").read_text())
+    assert all(part.title in shown.text for part in PARTS)
+    revisions = dict(re.findall(r"zoo ([\w-]+), [\d,]+ checkpoints of [\w-]+: (sha256:[0-9a-f]{64})", shown.text))
+    used = [path.parent for path in ROOT.glob("cards/*/zoo.json") if path.parent.name in revisions]
+    assert len(used) >= 4
+    assert {path.name: revisions[path.name] for path in used} == {
+        path.name: ckptzoo.open(path).revision for path in used
+    }

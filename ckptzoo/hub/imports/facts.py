@@ -106,6 +106,8 @@ def _flattened(facts: Mapping[str, Any], prefix: str = "", depth: int = 0) -> li
         name = prefix + str(key).replace("::", ".")
         if isinstance(value, Mapping):
             flat += _flattened(value, f"{name}.", depth + 1) if depth < _MAX_DEPTH else []
+        elif type(value) is int and 2**63 <= abs(value) < 2**1024:
+            flat.append((name, str(value)))  # more than a column or JSON's readers take
         elif _is_storable(value):
             flat.append((name, list(value) if isinstance(value, tuple) else value))
     return flat

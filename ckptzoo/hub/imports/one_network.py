@@ -17,8 +17,8 @@ _FORMATS = (
 """Suffixes by format, that which is preferred first."""
 _RANK = {suffix: (at, place) for at, suffixes in enumerate(_FORMATS) for place, suffix in enumerate(suffixes)}
 _NAME = re.compile(
-    r"(?P<stem>.+?)(?:-(?P<shard>\d{5})-of-(?P<count>\d{5}))?(?:\.(?P<precision>fp32|float32|bf16|bfloat16|fp16|float16))?"
-    r"(?:-(?P<later>\d{5})-of-(?P<count_later>\d{5}))?"
+    r"(?P<stem>.+?)(?:[-_](?P<shard>\d{5,7})-of-(?P<count>\d{5,7}))?(?:\.(?P<precision>fp32|float32|bf16|bfloat16|fp16|float16))?"
+    r"(?:[-_](?P<later>\d{5,7})-of-(?P<count_later>\d{5,7}))?"
     rf"(?P<suffix>{'|'.join(re.escape(suffix) for suffix in sorted(_RANK, key=len, reverse=True))})"
     rf"(?P<packed>{'|'.join(map(re.escape, PACKED_SUFFIXES))})?",
     re.IGNORECASE,

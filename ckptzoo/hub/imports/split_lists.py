@@ -2,7 +2,6 @@
 
 import csv
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from ckptzoo.arguments import checked
 from ckptzoo.errors import Problem, SpecError, UnknownNameError, ZooError
 from ckptzoo.format.splits import write_split
 from ckptzoo.hub.imports.tables import bytes_of, text_of
+from ckptzoo.hub.untrusted.settings_files import parse_json
 from ckptzoo.loader.filters import Filters
 from ckptzoo.loader.selection import Selection
 from ckptzoo.loader.zoo import open as open_zoo
@@ -185,10 +185,7 @@ def _is_json(data: bytes) -> bool:
 
 
 def _json(file: Path) -> Any:
-    try:
-        return json.loads(bytes_of(file))
-    except (ValueError, RecursionError) as error:
-        raise ZooError(Problem(str(file), "list", "JSON", f"{error}"[:160], "Fetch it again.")) from None
+    return parse_json(bytes_of(file), str(file))
 
 
 def _entries(file: Path, what: str, value: Any) -> list[_Entry]:

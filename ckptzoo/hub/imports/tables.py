@@ -15,6 +15,8 @@ from ckptzoo.errors import Problem, ZooError
 _MAX_UNPACKED = 2**30
 _SHAPE = re.compile(r"[\[(]?\s*((?:\d{1,9}\s*,?\s*)*)[\])]?")
 _NAMES = ("varname", "name")
+_WHOLE = {"seed", "step"}
+"""Columns of a table of metadata that are whole numbers in a zoo."""
 _STEP = "Correct the table: columns varname, start_idx, end_idx, shape."
 
 
@@ -32,16 +34,35 @@ def read_table(data: bytes, location: str) -> list[dict[str, Any]]:
 
     Raises ``ZooError`` where it is none, or unpacks to more than 1 GiB.
     """
-    lines = text_of(data, location)
+    return [
+        {name: number(text) for name, text in fields.items() if name and text != ""}
+        for _, fields in table_rows(data, location)
+    ]
+
+
+def table_rows(data: bytes, location: str) -> list[tuple[int, dict[str, str]]]:
+    """Return the number of the line and the texts of each row of a CSV file by column, also packed by gzip.
+
+    Raises ``ZooError`` where it is none, a row has other fields than the header, or two columns have one name.
+    """
+    # without strict, csv passes over quotes that do not end
+    lines = csv.reader(text_of(data, location), strict=True)
+    rows: list[tuple[int, dict[str, str]]] = []
     try:
-        # without strict, csv passes over quotes that do not end
-        rows = list(csv.DictReader(lines, strict=True))
+        head = next((row for row in lines if row), [])
+        twice = next((name for at, name in enumerate(head) if name and name in head[:at]), None)
+        if twice is not None:
+            step = "Name each column once."
+            raise ZooError(Problem(location, "columns", "each once", f"{twice[:80]!r} twice", step))
+        for row in filter(None, lines):
+            if len(row) != len(head):
+                step = "Correct the row: a comma in a value needs quotes around it, and a missing value its comma."
+                problem = Problem(location, f"line {lines.line_num}: fields", str(len(head)), str(len(row)), step)
+                raise ZooError(problem)
+            rows.append((lines.line_num, dict(zip(head, row, strict=True))))
     except csv.Error as error:
         raise ZooError(Problem(location, "table", "CSV", f"{error}"[:200], "Correct or remove it.")) from None
-    return [
-        {str(name): number(value) for name, value in row.items() if name and isinstance(value, str) and value != ""}
-        for row in rows
-    ]
+    return rows
 
 
 def text_of(data: bytes, location: str) -> io.StringIO:
@@ -72,14 +93,24 @@ def read_by_path(data: bytes, location: str) -> dict[str, dict[str, Any]]:
     Raises ``ZooError`` where there is no such column, or two rows are about one path.
     """
     rows_by_path: dict[str, dict[str, Any]] = {}
-    for line, row in enumerate(read_table(data, location), start=2):
-        column = next((name for name in ("path", "file") if name in row), None)
+    for line, fields in table_rows(data, location):
+        column = next((name for name in ("path", "file") if fields.get(name)), None)
         if column is None:
-            got = ", ".join(row)[:160] or "none"
+            got = ", ".join(name for name, text in fields.items() if text)[:160] or "none"
             raise ZooError(Problem(location, f"line {line}: column", "path", got, "Name the files in a column path."))
-        path = str(row.pop(column))
+        path = fields.pop(column)
         if path in rows_by_path:
             raise ZooError(Problem(location, "path", "each once", f"{path[:80]!r} twice", "Remove one of the rows."))
+        row = {name: number(text) for name, text in fields.items() if name and text != ""}
+        for name in _WHOLE & row.keys():
+            value = row[name]
+            if isinstance(value, float) and value.is_integer():  # as pandas writes a column with gaps
+                value = row[name] = int(value)
+            # a seed in words is a fact in extra
+            if not (type(value) is int and -(2**63) <= value < 2**63) and (name != "seed" or type(value) is int):
+                step = "Correct it, or give the column another name: it is then in extra."
+                expected, got = "a whole number of 64 bits", repr(fields[name])[:80]
+                raise ZooError(Problem(location, f"line {line}: {name}", expected, got, step))
         rows_by_path[path] = row
     return rows_by_path
 

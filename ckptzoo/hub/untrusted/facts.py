@@ -90,7 +90,7 @@ def _value(column: str, value: Any) -> Any:
     if isinstance(value, str):  # all facts of a safetensors file are texts
         value = _number(value)
     if column == "seed":
-        return value if type(value) is int else None
+        return value if type(value) is int and -(2**63) <= value < 2**63 else None
     # integers above 2**53 are not exact in float64
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or abs(value) > 2**53:
         return None

@@ -15,12 +15,21 @@ _STEP = "Correct or remove the file."
 
 
 def parse_json(data: bytes, location: str) -> Any:
-    """Parse JSON as Python writes it; raise ``ZooError`` where it is none."""
+    """Parse JSON as Python writes it; raise ``ZooError`` where it is none, or an object has a name twice."""
     try:
         # json.dump writes NaN and Infinity, which are no JSON and stand for no value here
-        return json.loads(data, parse_constant=lambda name: None)
+        return json.loads(data, parse_constant=lambda name: None, object_pairs_hook=_each_once)
     except (ValueError, RecursionError) as error:
         raise ZooError(Problem(location, "file", "JSON", f"{type(error).__name__}: {error}"[:200], _STEP)) from None
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise ValueError(f"the name {twice[:80]!r} twice in one object")
+    return content
 
 
 def parse_yaml(data: bytes, location: str) -> Any:

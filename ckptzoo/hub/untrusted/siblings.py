@@ -205,6 +205,11 @@ def times_of(paths: Sequence[Path], lists: Mapping[Path, Sequence[Any]]) -> tupl
     return facts, used
 
 
+def is_time_name(key: str) -> bool:
+    """Tells whether a key is that of a list of steps or epochs."""
+    return _TIMES.fullmatch(key.lower()) is not None
+
+
 def is_list_of(value: Any, kind: Callable[[Any], bool]) -> bool:
     """Tells whether a value is a list, not empty, of one kind of items."""
     return isinstance(value, list | tuple) and bool(value) and all(map(kind, value))

@@ -51,6 +51,7 @@ from ckptzoo.hub.untrusted.siblings import (
     is_dense,
     is_list_of,
     is_natural,
+    is_time_name,
     slots_in,
     times_of,
 )
@@ -170,6 +171,7 @@ class _Search:
         self.states: list[State] = []
         self.tensor_lists: dict[tuple[str, ...], Sequence[Any]] = {}
         self.time_lists: dict[tuple[str, ...], Sequence[Any]] = {}
+        self.other_times = set[tuple[str, ...]]()
         self.facts: dict[tuple[str, ...], Fact] = {}
         self.left_out: list[str] = []
         self.enclosing: set[int] = set()
@@ -409,8 +411,7 @@ class _Search:
         if is_list_of(value, is_dense) and is_average(path):
             self.tensor_lists[path] = value
             return
-        if len(path) == 1 and is_list_of(value, is_natural) and len(value) <= self.limits.states:
-            self.time_lists[path] = value
+        if self.is_times(path, value):
             return
         if path[-1] == "shapes" and is_list_of(value, lambda item: is_list_of(item, is_natural)):
             value = [str(tuple(item)) for item in value]  # of the tensors in a vector
@@ -434,6 +435,25 @@ class _Search:
             self.facts.setdefault(path, cast(Fact, tuple(value) if isinstance(value, list) else value))
         else:
             self.leave_out(path, "leads back" if id(value) in self.enclosing else describe(value))
+
+    def is_times(self, path: tuple[str, ...], value: Any) -> bool:
+        """Note a list of whole numbers that may say when the networks of another list were saved."""
+        is_array = isinstance(value, Numbers | np.ndarray)
+        is_other = len(path) > 1 or is_array
+        if is_other and not any(map(is_time_name, path[-1:])):
+            return False
+        found: Any = value
+        if isinstance(value, Numbers | np.ndarray) and len(value.shape) == 1:
+            found = self.numbers(value, self.limits.states)
+        if not is_list_of(found, is_natural):
+            return False
+        times = cast("Sequence[Any]", found)
+        if len(times) > self.limits.states:
+            return False
+        self.time_lists[path] = times
+        if is_other:
+            self.other_times.add(path)
+        return True
 
     def is_scalars(self, path: tuple[str, ...], value: Any) -> bool:
         """Whether a value beside the state dicts is a mapping whose scalars are facts, as settings are."""
@@ -460,12 +480,16 @@ class _Search:
         for path, time in times.items():
             self.facts.setdefault(path, time)
         for path, items in self.time_lists.items():
-            if path not in used:
+            if path in used:
+                continue
+            if path in self.other_times and len(items) <= _MAX_LIST and len(self.facts) < _MAX_FACTS:
+                self.facts.setdefault(path, tuple(items))  # a setting, or figures
+            else:
                 self.leave_out(path, describe(items))
 
-    def numbers(self, value: Any) -> Any:
+    def numbers(self, value: Any, limit: int = _MAX_LIST) -> Any:
         """Return the numbers of a tensor with one or a few elements, such as means of inputs; else the tensor."""
-        if not 0 < prod(value.shape) <= _MAX_LIST:
+        if not 0 < prod(value.shape) <= limit:
             return value
         try:
             array = value.read() if isinstance(value, Numbers) else value

@@ -39,7 +39,10 @@ def read_torch(data: bytes | memoryview, *, location: str, limits: Limits, stric
 
 def read_pickle(data: bytes, *, location: str, limits: Limits) -> Any:
     """Read a plain pickle, with the files of torch.save inside it, and arrays that joblib wrote in it."""
-    return _PickleReader(data, location, limits, strict=False, level=0).load(of_joblib=_ARRAYS_OF_JOBLIB in data)
+    reader = _PickleReader(data, location, limits, strict=False, level=0)
+    root = reader.load(of_joblib=_ARRAYS_OF_JOBLIB in data)
+    _check_end(data, reader.stream.tell(), location)
+    return root
 
 
 def read_places(data: bytes, *, location: str, limits: Limits) -> Any:
@@ -187,7 +190,16 @@ def _read_legacy(data: bytes | memoryview, location: str, limits: Limits, strict
         position += 8
         storage.content = _slice(view, position, position + storage.nbytes)
         position += storage.nbytes
+    _check_end(data, position, location)
     return root
+
+
+def _check_end(data: bytes | memoryview, position: int, location: str) -> None:
+    """Refuse what follows an object, as where several were written into one file one after the other."""
+    # zeros are what file systems of fixed blocks fill up a file with
+    if bytes(data[position:]).strip(b"\0"):
+        got = f"{len(data) - position} bytes behind it"
+        reject(location, "content", "one object", got, "Save several objects as a list, or one in each file.")
 
 
 def _slice(view: memoryview, start: int, stop: int) -> Any:

@@ -193,7 +193,7 @@ def test_draws_of_arviz_are_those_of_its_chains(
 
 
 def test_draws_of_arviz_in_one_vector_are_cut_by_the_layout(tmp_path: Path) -> None:
-    lines = ["varname,start_idx,end_idx,shape", "a,0,4,(4,)", "b,4,9,(5,)"]
+    lines = ["varname,start_idx,end_idx,shape", 'a,0,4,"(4,)"', 'b,4,9,"(5,)"']
     placed(
         tmp_path / "vectors",
         {"idata.nc": hdf5_file(lambda file: file.create_dataset("posterior/theta", data=np.ones((2, 3, 9))))},

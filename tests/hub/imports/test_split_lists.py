@@ -83,7 +83,8 @@ def test_a_file_for_each_part_also_packed(zoo: Path, tmp_path: Path) -> None:
         ("a.json", '{"train": [1]}', r"part 'train': expected a list of names, got other items"),
         ("a.json", '{"train": 3}', r"part 'train': expected a list of names, got int"),
         ("a.json", '{"train": {"label": []}}', r"part 'train': expected a list id, member, path, file, got label"),
-        ("a.json", "{" * 100_000, r"list: expected JSON"),
+        ("a.json", "{" * 100_000, r"file: expected JSON"),
+        ("a.json", '{"train": ["a"], "train": ["b"]}', r"file: expected JSON, got .*'train' twice"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(zoo: Path, tmp_path: Path, file: str, text: str, message: str) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -34,7 +35,7 @@ from ckptzoo.hub.imports.array_folders import ArrayFolders, is_tensor_name
 from ckptzoo.hub.imports.exported import OWN_ID, OWN_MEMBER
 from ckptzoo.hub.imports.facts import flattened, merged, row_of, together
 from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
-from ckptzoo.hub.imports.shards import Shards, Whole, is_shard
+from ckptzoo.hub.imports.shards import ShardIndex, Shards, Whole
 from ckptzoo.hub.imports.tables import Slice, read_layout
 from ckptzoo.hub.untrusted import Limits, StateDict
 from ckptzoo.hub.untrusted.errors import reject_without_network
@@ -78,21 +79,21 @@ class CheckpointFiles:
         """Yield every file whose form is read; shards, and arrays of one folder, as one file."""
         reading = _Reading.of(source.name, options, SideFiles(source))
         yield from reading.beside.passed_over
-        shards, arrays = Shards(source.address), ArrayFolders()
+        shards, arrays = Shards(source.address, reading.beside.indices), ArrayFolders()
         for file in source.files():
             if arrays.has_any:
                 yield from (reading.joined(whole) for whole in arrays.left(file.folder))
             if not file.form.is_read:
                 if file.path not in source.opened:  # facts beside checkpoints, which were read before
                     yield _not_read(file, source.address)
-            elif is_shard(file.path):
+            elif shards.has(file.path):
                 try:
                     whole = shards.add(file)
                 except ZooError as error:
                     yield Broken(file.path, error)
                     continue
                 if whole is not None:
-                    yield reading.found(whole.path, whole.size, whole.read, f"shards: {file.form.words}", whole.parts)
+                    yield reading.shards(whole, f"shards: {file.form.words}")
             elif file.form.name == "npy" and options.layout is None and is_tensor_name(file.name):
                 arrays.add(file)
             else:
@@ -148,6 +149,11 @@ class _Reading:
         """Return a folder of arrays as one checkpoint."""
         return self.found(whole.path, whole.size, whole.read, "arrays of numpy.save, a tensor each", whole.parts)
 
+    def shards(self, whole: Whole, form: str) -> FoundCheckpoints:
+        """Return a network in shards, which is checked against their index."""
+        found = self.found(whole.path, whole.size, whole.read, form, whole.parts)
+        return found if whole.index is None else replace(found, pick=partial(_pick_indexed, found.pick, whole.index))
+
     def found(
         self, path: str, size: int, read: Callable[[], Sequence[bytes]], form: str, parts: Sequence[str] = ()
     ) -> FoundCheckpoints:
@@ -196,6 +202,11 @@ class _Reading:
         """Return the run of a file: as a row of ``--metadata`` says, else as a pattern finds, else as its path says."""
         by_path = run_of(path)
         member, step = facts.pop("member", None), facts.pop("step", step_of(facts))
+        if isinstance(step, float) and step.is_integer():
+            step = int(step)
+        if step is not None and not (type(step) is int and 0 <= step < 2**63):
+            problem = Problem(path, "step, as a file beside it says", "a whole number", repr(step)[:80], "Correct it.")
+            raise ZooError(problem)
         if member is None and self.member is not None:
             member = _searched(self.member, "--member", path)
         if step is None and self.step is not None:
@@ -213,6 +224,21 @@ class _Reading:
             by_path.epoch,
             by_path.is_part and not is_said,
         )
+
+
+def _pick_indexed(
+    pick: Callable[[Sequence[StateDict]], Sequence[Picked]], index: ShardIndex, states: Sequence[StateDict]
+) -> Sequence[Picked]:
+    """Refuse a network that lacks tensors which the index of its shards names."""
+    there = {name for state in states for name in (*state.tensors, *state.aliases)}
+    absent = sorted(frozenset[str]().union(*index.names.values()) - there)
+    # other formats than safetensors may hold tensors under names that say how they were wrapped
+    if absent and all(file.lower().endswith(".safetensors") for file in index.names):
+        file = next(file for file, names in index.names.items() if absent[0] in names)
+        got = f"{len(absent)} absent, such as {absent[0][:80]!r}"
+        step = "Fetch the shards and the index again, from one release, or leave the index out."
+        raise IntegrityError(Problem(file, "tensors", f"those of {index.path}", got, step))
+    return pick(states)
 
 
 def _pattern(flag: str, text: str) -> re.Pattern[str]:

@@ -1,5 +1,6 @@
 """Facts in files of JSON and YAML beside checkpoints: settings, the state of a trainer, facts of one file."""
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
@@ -10,10 +11,11 @@ from ckptzoo.hub.imports.adapters.adapter import PassedOver
 from ckptzoo.hub.imports.exported import exported_row, is_exported
 from ckptzoo.hub.imports.facts import Row
 from ckptzoo.hub.imports.one_network import is_published
-from ckptzoo.hub.imports.opened import OpenedSource
+from ckptzoo.hub.imports.opened import OpenedFile, OpenedSource
+from ckptzoo.hub.imports.shards import ShardIndex, read_index
 from ckptzoo.hub.untrusted.objects import is_aside
 from ckptzoo.hub.untrusted.runs import without_suffixes
-from ckptzoo.hub.untrusted.settings_files import PARSERS
+from ckptzoo.hub.untrusted.settings_files import PARSERS, parse_json
 
 Facts = dict[str, Any]
 
@@ -31,18 +33,24 @@ _MAX_FACTS = 256
 """Values that are taken of one file, as of a checkpoint."""
 _MAX_MAPPING = 64
 """Entries of a mapping that is settings; more are a table, such as the names of classes."""
-_INDEX = re.compile(r"\.index\.json$", re.IGNORECASE)
+_INDEX = re.compile(r"\.index(\.\w+)?\.json$", re.IGNORECASE)
+_MAX_INDEX = 64 * 2**20
+"""Bytes of an index of shards; that of DeepSeek V3 with 91,991 tensors has 9 MB."""
 _HYDRA = re.compile(r"(.*/)?\.hydra/([^/]+)\.ya?ml")
-_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+_SHARD = re.compile(r"[-_]\d{5,7}-of-\d{5,7}$")
 _OF_TRAINING = re.compile(r"^(random_states?|training_args|evaluations|vec_?normalize|sampler|custom_checkpoint)")
 """Names of files beside a network that hold none."""
 
 
 class SideFiles:
-    """The files of JSON and YAML in a source, by what they are about; ``passed_over`` has those not used, and why."""
+    """The files of JSON and YAML in a source, by what they are about; ``passed_over`` has those not used, and why.
+
+    ``indices`` has the index that names a file as a shard, by the path of the file.
+    """
 
     def __init__(self, source: OpenedSource) -> None:
         self.passed_over: list[PassedOver] = []
+        self.indices: dict[str, ShardIndex] = {}
         self._by_folder: dict[str, dict[str, Facts]] = {}
         self._by_stem: dict[str, Facts] = {}
         self._exported: dict[str, Facts] = {}
@@ -104,7 +112,9 @@ class SideFiles:
             if file.form.is_read:
                 stems.add(without_suffixes(path))
                 self._count(path)
-            elif (parse := PARSERS.get(_suffix(path))) is not None and not _INDEX.search(path):
+            elif _INDEX.search(path):
+                self._read_index(file, source)
+            elif (parse := PARSERS.get(_suffix(path))) is not None:
                 if file.size > min(_MAX_BYTES, left):
                     reason = f"facts in {file.size} bytes, at most {_MAX_BYTES} are read"
                     self.passed_over.append(PassedOver(path, reason))
@@ -140,6 +150,15 @@ class SideFiles:
                 source.facts[path] = "columns and extra" if stem in _STATES else f"extra.{stem}"
             else:
                 self.passed_over.append(PassedOver(path, "facts of no checkpoint, by its name"))
+
+    def _read_index(self, file: OpenedFile, source: OpenedSource) -> None:
+        index = None
+        if file.size <= _MAX_INDEX:
+            with contextlib.suppress(ZooError):
+                index = read_index(file.path, parse_json(file.read(_MAX_INDEX), file.path))
+        if index is not None:
+            self.indices |= dict.fromkeys(index.names, index)
+            source.facts[file.path] = "which files hold one network"
 
     def _count(self, path: str) -> None:
         """Count a file among the networks of its folder and those above; shards of one network are one."""

@@ -171,7 +171,8 @@ class UnknownNameError(ZooError, KeyError):
         self.location, self.kind, self.name, self.known, self.hint = location, kind, name, tuple(known), hint
         comparable = [item for item in self.known[:_MAX_NEAR_NAMES] if len(item) <= _MAX_NEAR_NAME]
         is_short = len(name) <= _MAX_NEAR_NAME
-        self.near = tuple(difflib.get_close_matches(name, comparable, n=3, cutoff=0.4)) if is_short else ()
+        near = difflib.get_close_matches(name, comparable, n=3, cutoff=0.4) if is_short else []
+        self.near = tuple(dict.fromkeys(near))
         listed = ", ".join(item[:_MAX_NEAR_NAME] for item in self.known[:12]) + (
             ", ..." if len(self.known) > 12 else ""
         )

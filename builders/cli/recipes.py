@@ -164,7 +164,10 @@ def report(
             help="A folder of zoos; repeatable, the first that has a zoo counts.  [default: cards, and zoos]",
         ),
     ] = None,
-    data: DataFolder = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", exists=True, help="Where data sets are; by default $CKPTZOO_DATA."),
+    ] = None,
     to: Annotated[Path, typer.Option(metavar="FOLDER", help="For the page, and for what is kept.")] = Path("report"),
     only: Annotated[
         list[str] | None,

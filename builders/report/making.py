@@ -92,7 +92,7 @@ def report(
 def _chosen(only: Sequence[str]) -> list[ReportPart]:
     for name in only:
         if not any(part.is_named(name) for part in PARTS):
-            raise UnknownNameError("report", "part", name, [name for part in PARTS for name in part.names])
+            raise UnknownNameError("report", "part", name, sorted({name for part in PARTS for name in part.names}))
     return [part for part in PARTS if not only or any(map(part.is_named, only))]
 
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from ckptzoo.cli.options import (
     emit,
     folder,
     print_result,
+    proposing_names,
 )
 from ckptzoo.progress import progress_bars
 
@@ -497,23 +497,12 @@ def gather(
 
 
 def _brought(files: Sequence[Path], **options: Any) -> "Contribution":
-    """Contribute files, and print the names that are proposed where those of tensors do not fit."""
-    from ckptzoo.errors import SpecError
+    """Contribute files; a dry run leaves nothing behind."""
     from ckptzoo.hub.client.quiet import quietly
     from ckptzoo.hub.contributions.contribute import contribute as submit
-    from ckptzoo.hub.contributions.matching import NamesError
 
-    try:
-        with quietly(), progress_bars() as progress:
-            result = submit(files, progress=progress, **options)
-    except NamesError as error:
-        if error.proposals:
-            print("# If these are the same tensors, add this to the card, or to a file for --map:", file=sys.stderr)
-            print(error.tables, file=sys.stderr)
-        # the table stands above, in lines of its own
-        raise SpecError(
-            replace(problem, next_step=problem.next_step.partition("\n")[0]) for problem in error.problems
-        ) from error
+    with proposing_names("the card, or to a file for --map"), quietly(), progress_bars() as progress:
+        result = submit(files, progress=progress, **options)
     # without --new the part lies in a temporary folder
     if options.get("dry_run") and options.get("new") is None and result.folder is not None:
         shutil.rmtree(result.folder.parent, ignore_errors=True)

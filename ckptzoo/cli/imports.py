@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ckptzoo.cli.exits import PROBLEMS
-from ckptzoo.cli.options import AsJson, bar, parse_input_shape, print_result
+from ckptzoo.cli.options import AsJson, bar, parse_input_shape, print_result, proposing_names
 
 if TYPE_CHECKING:
     from ckptzoo.hub.imports import ImportResult
@@ -232,7 +232,8 @@ def _bring(
         if plan.problems or not plan.files:
             raise typer.Exit(PROBLEMS)
         return
-    with bar("importing" if function.__name__ == "import_zoo" else "linking", nbytes=True) as progress:
+    doing = "importing" if function.__name__ == "import_zoo" else "linking"
+    with proposing_names("a file for --names"), bar(doing, nbytes=True) as progress:
         result = function(
             sources,
             to,

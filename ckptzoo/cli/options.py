@@ -8,8 +8,9 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TextIO, get_type_hints
 
@@ -267,6 +268,23 @@ class StudyOptions(ResultOptions):
     def opened(self, address: str) -> "Zoo":
         """Open the zoo, or those of its checkpoints that are to be studied."""
         return opened(address, self.where)
+
+
+@contextmanager
+def proposing_names(file: str) -> Iterator[None]:
+    """Print the names that are proposed where those of tensors do not fit, in lines of their own for ``file``."""
+    from ckptzoo.errors import SpecError
+    from ckptzoo.hub.contributions.matching import NamesError
+
+    try:
+        yield
+    except NamesError as error:
+        if error.proposals:
+            print(f"# If these are the same tensors, add this to {file}:", file=sys.stderr)
+            print(error.tables, file=sys.stderr)
+        raise SpecError(
+            replace(problem, next_step=problem.next_step.partition("\n")[0]) for problem in error.problems
+        ) from error
 
 
 def complain(kind: str, text: str) -> None:

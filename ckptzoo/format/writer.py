@@ -624,6 +624,11 @@ def _as_numpy(value: Any, location: str, name: str) -> NDArray[Any]:
 
 def as_state_dict(weights: Any, location: str, what: str) -> Mapping[str, Any]:
     """Tensors by name, of a torch module or as they are."""
+    if isinstance(weights, type):
+        step = f"Make a network of it: {weights.__name__}(...)."
+        raise SpecError(
+            Problem(location, what, "a state dict or a torch module", f"the class {weights.__name__}", step)
+        )
     if not isinstance(weights, Mapping) and callable(method := getattr(weights, "state_dict", None)):
         weights = method()
     if not isinstance(weights, Mapping):

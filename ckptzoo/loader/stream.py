@@ -192,6 +192,10 @@ class Batch:
     def _ipython_key_completions_(self) -> list[str]:
         return [*self.tensors, *self.columns]
 
+    def __iter__(self) -> Iterator[str]:
+        """The names of the tensors and columns."""
+        return iter([*self.tensors, *self.columns])
+
     def __len__(self) -> int:
         """Checkpoints in the batch."""
         return len(self.ids)

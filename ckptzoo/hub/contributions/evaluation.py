@@ -5,8 +5,10 @@ architecture with it or with labelled inputs of one's own, one after another, wi
 keeps those that a contribution needs.
 """
 
+import copy
 import importlib.util
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -306,8 +308,12 @@ def _load_factory(text: str) -> Factory:
     spec = importlib.util.spec_from_file_location(f"ckptzoo_user_{Path(path).stem}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if (folder := str(Path(path).resolve().parent)) not in sys.path:
+        sys.path.append(folder)  # what lies beside it can be imported, as when it is run
     _called(path, "module", "a file that can be executed", partial(spec.loader.exec_module, module))
     factory: Any = getattr(module, name, None)
+    if not isinstance(factory, type) and hasattr(factory, "state_dict"):
+        return partial(copy.deepcopy, factory)  # a network and no function that makes one
     if not callable(factory):
         got = type(factory).__name__ if hasattr(module, name) else "nothing of that name"
         raise ZooError(Problem(path, name, "a class or function", got, _STEP))

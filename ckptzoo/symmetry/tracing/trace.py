@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 from torch.nn.parameter import is_lazy
 
-from ckptzoo.errors import Problem, SymmetryError, ZooError
+from ckptzoo.errors import Problem, SpecError, SymmetryError, ZooError
 from ckptzoo.schema.architecture import Architecture
 from ckptzoo.symmetry.traced import Traced
 from ckptzoo.symmetry.tracing.constraints import OUTPUT, SINGLE, Constraints, Labels, constant_labels
@@ -60,6 +60,9 @@ _COPIES = frozenset({"clone", "detach", "alias", "contiguous"})
 
 def trace_module(module: nn.Module, example_input: Any) -> Traced:
     """Return a module's symmetries, as ``ckptzoo.symmetry.trace``; the module is not changed."""
+    if isinstance(module, type):
+        step = f"Make a network of it: {module.__name__}(...)."
+        raise SpecError(Problem("trace", "module", "a torch module", f"the class {module.__name__}", step))
     example = Example.of(example_input)
     _check_numbers(module)
     arch = Architecture.of(module.state_dict(), name=type(module).__name__, input_shape=example.shape)

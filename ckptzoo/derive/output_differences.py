@@ -102,7 +102,8 @@ class EquivalenceChecker:
         largest = float(differences[~np.isnan(differences)].max(initial=0.0))
         if not largest <= TABLE_TOLERANCE:
             expected = f"outputs of {self._arch.name} that agree to {TABLE_TOLERANCE:g}"
-            got, step = f"a relative difference of {largest:.3g}", "Correct the symmetry table."
+            got = f"a relative difference of {largest:.3g}"
+            step = "Name the network that the zoo is of, or make the zoo again with the table that trace() gives of it."
             raise SymmetryError(Problem("symmetry.json", "random group elements", expected, got, step))
         return not bool(np.isnan(differences).all())
 

@@ -528,11 +528,14 @@ def derive_by(
     adds_checks = bool(checked) and certify in ("all", "sample")
     checks_share, checked_later = 0.0, 0
     with ExitStack() as settings:
-        if checked and (todo or adds_checks):
+        # the table is tried on a network that is named also where all is derived: it may be another's
+        tries_table = bool(checked) and module is not None
+        if checked and (todo or adds_checks or tries_table):
             settings.enter_context(import_with_torch("forward").one_thread())
             settings.enter_context(import_with_torch("forward").attention_by_products())
-        if todo:
+        if todo or tries_table:
             job.prepare()
+        if todo:
             if contents.symmetry is None:
                 declare(contents.root, symmetry, input_shape=shape)
             checks_share = _derive_parts(job, todo, progress)

@@ -89,3 +89,25 @@ def test_a_batch_lists_what_it_has(tmp_path: Path) -> None:
         writer.add(network, {"id": "a", "seed": 3})
     (batch,) = ckptzoo.open(tmp_path / "zoo").stream("fc", columns=["seed"], batch_size=4)
     assert list(batch) == ["fc.weight", "fc.bias", "seed"] and all(len(batch[name]) == 1 for name in batch)
+
+
+def test_a_table_of_another_network_is_found_also_where_all_is_derived(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Signs of neurons leave networks with tanh as they are, and none with ReLU."""
+    network = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+    made = "from torch import nn\n"
+    for name, layer in (("right", "ReLU"), ("wrong", "Tanh")):
+        made += f"def {name}(): return nn.Sequential(nn.Linear(4, 5), nn.{layer}(), nn.Linear(5, 2))\n"
+    (tmp_path / "nets.py").write_text(made)
+    path = str(tmp_path / "zoo")
+    with ckptzoo.create(path, arch=network) as writer:
+        writer.add(network, {"id": "a", "seed": 0})
+    named = ["derive", path, "--input-shape", "4", "--module"]
+    # nothing but the module says what the network is
+    assert run([*named, f"{tmp_path}/nets.py:wrong"]) == 0
+    assert run([*named, f"{tmp_path}/nets.py:wrong"]) == 0
+    for more in ([], ["--certify", "all"], ["--gauge", "unit-norm"]):
+        capsys.readouterr()
+        assert run([*named, f"{tmp_path}/nets.py:right", *more]) == 4
+        assert "expected outputs of zoo that agree to" in capsys.readouterr().err

@@ -149,7 +149,7 @@ def read_layout(data: bytes, location: str) -> tuple[Slice, ...]:
     ``end_idx`` may be that of the last number or the one behind it. Raises ``ZooError`` where columns are
     missing, tensors overlap or leave gaps, or a shape is not as large as its range.
 
-    >>> text = b"varname,start_idx,end_idx,shape\nb:0,0,2,(2,)\nw:0,2,6,\"(2, 2)\""
+    >>> text = b"varname,start_idx,end_idx,shape\nb:0,0,2,\"(2,)\"\nw:0,2,6,\"(2, 2)\""
     >>> [(item.name, item.start, item.stop, item.shape) for item in read_layout(text, "layout.csv")]
     [('b:0', 0, 2, (2,)), ('w:0', 2, 6, (2, 2))]
     """

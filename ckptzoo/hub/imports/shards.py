@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, cast
 
 from ckptzoo.errors import IntegrityError, Problem
@@ -30,6 +30,11 @@ class ShardIndex:
 
     path: str
     names: Mapping[str, frozenset[str]] = field(repr=False)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """The number of each shard, from 1, by its path."""
+        return {path: number for number, path in enumerate(self.names, start=1)}
 
     @property
     def whole(self) -> str:
@@ -154,7 +159,7 @@ class Shards:
     def _network(self, path: str) -> tuple[_Network, int]:
         """Return the network of a shard, and the number of the shard, from 1."""
         if (index := self.indices.get(path)) is not None:
-            return _Network(index.whole, len(index.names), index=index), list(index.names).index(path) + 1
+            return _Network(index.whole, len(index.names), index=index), index.numbers[path]
         matched = _SHARD.fullmatch(path)
         assert matched is not None
         number, count, stem = int(matched["number"]), int(matched["count"]), matched["stem"]

@@ -5,6 +5,7 @@ import gzip
 import io
 import re
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -50,7 +51,7 @@ def table_rows(data: bytes, location: str) -> list[tuple[int, dict[str, str]]]:
     rows: list[tuple[int, dict[str, str]]] = []
     try:
         head = next((row for row in lines if row), [])
-        twice = next((name for at, name in enumerate(head) if name and name in head[:at]), None)
+        twice = next((name for name, count in Counter(head).items() if name and count > 1), None)
         if twice is not None:
             step = "Name each column once."
             raise ZooError(Problem(location, "columns", "each once", f"{twice[:80]!r} twice", step))

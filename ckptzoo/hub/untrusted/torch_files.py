@@ -197,7 +197,7 @@ def _read_legacy(data: bytes | memoryview, location: str, limits: Limits, strict
 def _check_end(data: bytes | memoryview, position: int, location: str) -> None:
     """Refuse what follows an object, as where several were written into one file one after the other."""
     # zeros are what file systems of fixed blocks fill up a file with
-    if bytes(data[position:]).strip(b"\0"):
+    if np.frombuffer(data, np.uint8)[position:].any():
         got = f"{len(data) - position} bytes behind it"
         reject(location, "content", "one object", got, "Save several objects as a list, or one in each file.")
 

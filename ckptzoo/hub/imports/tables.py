@@ -103,7 +103,7 @@ def read_by_path(data: bytes, location: str) -> dict[str, dict[str, Any]]:
         if path in rows_by_path:
             raise ZooError(Problem(location, "path", "each once", f"{path[:80]!r} twice", "Remove one of the rows."))
         row = {name: number(text) for name, text in fields.items() if name and text != ""}
-        for name in _WHOLE & row.keys():
+        for name in sorted(_WHOLE & row.keys()):
             value = row[name]
             if isinstance(value, float) and value.is_integer():  # as pandas writes a column with gaps
                 value = row[name] = int(value)

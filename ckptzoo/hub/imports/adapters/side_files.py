@@ -35,7 +35,7 @@ _MAX_MAPPING = 64
 """Entries of a mapping that is settings; more are a table, such as the names of classes."""
 _INDEX = re.compile(r"\.index(\.\w+)?\.json$", re.IGNORECASE)
 _MAX_INDEX = 64 * 2**20
-"""Bytes of an index of shards; that of DeepSeek V3 with 91,991 tensors has 9 MB."""
+"""Bytes of an index of shards, which has a line for each tensor."""
 _HYDRA = re.compile(r"(.*/)?\.hydra/([^/]+)\.ya?ml")
 _SHARD = re.compile(r"[-_]\d{5,7}-of-\d{5,7}$")
 _OF_TRAINING = re.compile(r"^(random_states?|training_args|evaluations|vec_?normalize|sampler|custom_checkpoint)")
